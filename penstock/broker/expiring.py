@@ -49,11 +49,9 @@ class Expiring:
             log.info("deleted, because they were empty and not used for expire-seconds: %s", ", ".join(over))
             self._delete(over, now_us)
 
-    def _reads(self, reader: ReaderInfo) -> bool:
-        if reader.name not in ARCHIVE_READERS.values() or not self._log.has_queue(reader.queue):
-            return True
-        info = self._log.describe(reader.queue)
-        return reader.position < (info.event_end if reader.view == "events" else info.offset_end)
+    @staticmethod
+    def _reads(reader: ReaderInfo) -> bool:
+        return reader.name not in ARCHIVE_READERS.values() or reader.position < reader.end
 
     def _is_over(self, name: str, is_read: bool) -> bool:
         seconds = self._log.policies.for_queue(name).expire_seconds

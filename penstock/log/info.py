@@ -43,6 +43,9 @@ class ReaderInfo:
     capped: bool = False
     """Told by `readers` alone: it is so far behind that what it has not read is not all held for it."""
 
+    end: int = field(default=0, compare=False)
+    """Likewise: where there is nothing more to read."""
+
 
 class StateRuns:
     """Living messages in runs that share everything but the offset, by offset; a column per attribute.

@@ -19,6 +19,7 @@ from collections.abc import Container
 from penstock.log.info import ReaderInfo
 from penstock.log.segments import Segment
 from penstock.log.state import LogState, ReaderKey
+from penstock.log.views import event_end
 
 log = logging.getLogger("penstock.log")
 
@@ -93,10 +94,17 @@ class Readers:
                 reader.position,
                 reader.lease_until_us,
                 key in self._over or (key in self._lost and self._misses(key)),
+                self._end(reader),
             )
             for key, reader in self._state.readers.items()
             if queues is None or key[1] in queues
         ]
+
+    def _end(self, reader: ReaderInfo) -> int:
+        queue = self._state.queues.get(reader.queue)
+        if queue is None:
+            return reader.position
+        return event_end(queue) if reader.view == "events" else queue.pending.tail
 
     def _misses(self, key: ReaderKey) -> bool:
         """Whether its position is still before what is kept."""

@@ -648,9 +648,9 @@ class LogState:
 
 
 def reader_fields(reader: ReaderInfo) -> dict[str, Any]:
-    """What is written down of a reader. Whether it is capped is found out anew."""
+    """What is written down of a reader. Whether it is capped, and where its queue ends, is found out anew."""
     fields = asdict(reader)
-    del fields["capped"]
+    del fields["capped"], fields["end"]
     return fields
 
 

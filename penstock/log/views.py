@@ -133,12 +133,16 @@ def describe(state: LogState, queue: LogQueue) -> QueueInfo:
         offset_start=queue.offset_start,
         offset_end=pending.tail,
         event_start=queue.event_start,
-        event_end=queue.next_event + queue.ledger.event_count + pending.tail - queue.next_stored,
+        event_end=event_end(queue),
         bytes=living_bytes(state.segments, queue),
         oldest_us=_oldest_us(state.segments, queue),
         paused=queue.paused,
         identity=queue.identity,
     )
+
+
+def event_end(queue: LogQueue) -> int:
+    return queue.next_event + queue.ledger.event_count + queue.pending.tail - queue.next_stored
 
 
 def living_bytes(segments: Segments, queue: LogQueue) -> int:

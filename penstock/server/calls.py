@@ -606,14 +606,12 @@ def _reader(context: Context, infos: list[ReaderInfo], now_us: int) -> Fields:
     newest = max(infos, key=lambda info: info.lease_until_us)
     queues = []
     for info in infos:
-        queue = context.log.describe(info.queue)
-        end = queue.event_end if info.view == "events" else queue.offset_end
         queues.append(
             {
                 "queue": info.queue,
                 "position": info.position,
-                "end": end,
-                "lag": max(end - info.position, 0),
+                "end": info.end,
+                "lag": max(info.end - info.position, 0),
                 "capped": info.capped,
             }
         )
