@@ -54,7 +54,9 @@ _VIEW_BYTES = 4096
 # From this average size on, payloads are not copied to be written with what stands around them: 64 KiB cost
 # 20 to 40 µs in four copies, and three buffers more in one write next to nothing.
 LARGE_BYTES = 16 * 1024
-_PINNED_PART = 8  # at least this part of the block, all of which stays in memory until it is written
+# At least this part of the block: all of it stays in memory until it is written, and what is counted for a
+# peer that does not read is what it takes.
+_PINNED_PART = 2
 
 _HEX_GROUP = 64  # offsets that are written as hex digits together
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.batch import Batch
-from penstock.protocols import phpmq, phpmq_read, phpmq_runs
+from penstock.model.batch import Batch, Slice
+from penstock.protocols import phpmq, phpmq_read, phpmq_runs, phpmq_write
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.phpmq import Dialect, MessageType, PacketType, Sent
 from penstock.protocols.phpmq_read import Reader
@@ -91,3 +91,15 @@ def test_a_dialect_is_the_last_one_also_where_shapes_are_forgotten(monkeypatch: 
         chunk = odd if is_odd else Writer(narrow).sends("q", Batch.of([message]))
         reader.feed(memoryview(chunk))
         assert reader.dialect == (wide if is_odd else narrow)
+
+
+@pytest.mark.parametrize(("taken", "views"), [(4, True), (2, True), (1, False)])
+def test_a_small_part_of_a_block_does_not_keep_all_of_it(taken: int, views: bool) -> None:
+    """What waits for a peer is counted by what it takes: it may pin no more than twice that."""
+    size = phpmq_write.LARGE_BYTES
+    block = bytes(4 * size)
+    piece = Slice(block, [size * number for number in range(5)], 0, taken, 7, b"0" * 18, 0)
+    parts = Writer(Dialect()).dispatch_parts("q", [piece], 0, phpmq_write.NEVER, False)
+    pinned = [part for part in parts if isinstance(part, memoryview) and part.obj is block]
+    assert len(pinned) == (taken if views else 0)
+    assert b"".join(parts).count(bytes(size)) == taken
