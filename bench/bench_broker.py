@@ -9,12 +9,13 @@ quiet again, by message. Penstock runs as it is started by `penstock serve`, wit
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import count
 from statistics import median
 
 from bench import peers
+from bench.cores import family, pinned
 from bench.loadgen import Load, Spread, drive
 from bench.server import Server, disk_folder
 
@@ -50,8 +51,9 @@ class Pace:
     goal_p99_us: float = 0.0
 
 
+END_TO_END = Work("PHPMQ window 500, end to end", "phpmq", "end-to-end", 500_000, 250_000)
 PENSTOCK: tuple[Work | Pace, ...] = (
-    Work("PHPMQ window 500, end to end", "phpmq", "end-to-end", 500_000, 250_000),
+    END_TO_END,
     Work("RQ NOREPLY window 500, end to end, confirmed", "rq", "end-to-end", 400_000, 150_000),
     Work("SSPQ one at a time, end to end", "sspq", "end-to-end", 10_000),
     Work("SSPQ publish", "sspq", "publish", 1_500_000, 500_000, ("PHPMQ drain of SSPQ's", "phpmq", 0)),
@@ -74,7 +76,21 @@ class Bench:
     def rows(self) -> Iterator[Row]:
         for step in PENSTOCK:
             yield from self._paced(step) if isinstance(step, Pace) else self._worked(step)
+        yield from self._apart()
         yield f"{self._server.name}: resident memory afterwards", self._server.resident_mb(), "MB", 0
+
+    def _apart(self) -> Iterator[Row]:
+        """What a second core is to the broker: the generator has one of its own."""
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            return
+        for where, theirs in (("its own core", {cores[0]}), ("both cores", set(cores))):
+            work = replace(END_TO_END, name=f"{END_TO_END.name}, broker on {where}", goal=0.0)
+            with (
+                pinned(lambda: family(self._server.pid), theirs),
+                pinned(lambda: [os.getpid()], {cores[-1]}),
+            ):
+                yield from self._worked(work)
 
     def _worked(self, work: Work) -> Iterator[Row]:
         first: list[tuple[Load, float]] = []
