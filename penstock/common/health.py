@@ -424,7 +424,7 @@ def rules(patience: float = PATIENCE_SECONDS) -> tuple[Rule, ...]:
             enter_seconds=0,
             leave_seconds=0,
             why=lambda it: f"The checks of this front-end say: {'; '.join(it.checks)}",
-            do="Mend what they name, then start this front-end again.",
+            do="Mend what they name; what is looked at only at the start is gone at the next one.",
         ),
         Rule(
             "dying",

@@ -39,6 +39,9 @@ STAGES = "stages"
 HISTORY = "history"
 """Another one: how the queues did, for charts (`penstock/http/history`)."""
 
+LOST_FOUND = "lost+found"
+"""In the root of a new volume: the file system's own."""
+
 AUDIT = "audit.jsonl"
 """What names of files begin with that are not the log's either: who did what."""
 
@@ -237,7 +240,8 @@ class RealDisk:
         """Of everything that may be the log's."""
         place = self._folder_fd if self._folder_fd >= 0 else self.path
         found = os.listdir(place)
-        return sorted(it for it in found if it not in (STAGES, HISTORY) and not it.startswith(AUDIT))
+        others = (STAGES, HISTORY, LOST_FOUND)
+        return sorted(it for it in found if it not in others and not it.startswith(AUDIT))
 
     def sync_names(self) -> None:
         """Only who has locked the folder changes names in it."""

@@ -178,6 +178,7 @@ def test_a_restore_that_was_cut_is_refused_by_serve_and_goes_on(
     (segment,) = store.glob("*.seg-*")
     content = segment.read_bytes()
     segment.write_bytes(content[:-8])
+    (data / "lost+found").mkdir(parents=True)  # as in the root of a new volume
     assert "is damaged, it has another checksum" in run("restore", str(store), str(data), code=1)
     assert (data / RESTORING).exists()
     assert main(["serve", "--data", str(data), "--http", "off"]) == 1
