@@ -24,7 +24,7 @@ from penstock import aconnect
 from penstock.client import ConnectionLost, PhpmqClient, TimedOut
 from tests.certificates import make_certificates
 from tests.client.both import Connect, both
-from tests.seeds import SEEDED
+from tests.seeds import SEEDED, some
 from tests.server.harness import BrokerProcess
 
 LINGER_RESET = struct.pack("ii", 1, 0)
@@ -190,7 +190,7 @@ def points(top: int, some: int, chance: random.Random) -> list[int]:
 
 
 CASES = pytest.mark.parametrize("protocol", ["phpmq", "sspq"])
-WAYS = pytest.mark.parametrize("transport", TRANSPORTS)
+WAYS = pytest.mark.parametrize("transport", some(TRANSPORTS, "tls"))
 
 
 # By whom, over which client, under which name; whether all is well as far as the client says.

@@ -133,6 +133,7 @@ def test_a_node_that_stands_still(fronts: Site, chance: random.Random, say: Say)
         say(load.check())
 
 
+@pytest.mark.long
 def test_a_leader_that_stands_still_is_a_follower_afterwards(fronts: Site, say: Say) -> None:
     with Load(fronts, fronts.queue()) as load:
         load.flows()

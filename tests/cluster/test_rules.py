@@ -322,6 +322,7 @@ def test_windows_hold_and_both_get_their_share(fronts: Site, stack: ExitStack) -
 COUNTED = SSPQ_QUEUES.index("counted")
 
 
+@pytest.mark.long
 def test_the_retry_counter_is_exact(fronts: Site, stack: ExitStack) -> None:
     """One less for every client that is lost, wherever it was, and for every follower; the death of a leader
     costs nothing: a delivery that a crash cuts off is not counted. Dead when there was no retry left."""

@@ -391,6 +391,7 @@ def test_a_log_that_is_closed_in_a_thread_is_left_alone_by_the_turn_that_is_stil
 
 
 @pytest.mark.parametrize("how", ["killed", "led once more"])
+@pytest.mark.long
 def test_a_commit_that_was_refused_is_taken_under_the_next_leader(tmp_path: Path, how: str) -> None:
     """The copy of the log is thrown away; what was staged is in the stream."""
     settings = tmp_path / "penstock.toml"

@@ -147,6 +147,7 @@ def test_a_folder_is_continued(begin: Begin, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [("1", 3), ("3", 1)])
+@pytest.mark.long
 def test_data_of_one_node_is_not_given_to_three_nor_theirs_to_one(
     begin: Begin, tmp_path: Path, before: str, now: int
 ) -> None:

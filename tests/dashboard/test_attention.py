@@ -37,6 +37,7 @@ def test_a_broker_that_is_well_says_nothing(broker: BrokerProcess, visit: Visit)
         expect(page.locator(".ps-attention")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_on_every_page(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     page = visit(broker, "/")
     hold(api, "stuck")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.dashboard.audit import LINES, rows_of
@@ -18,6 +19,7 @@ def column(page: Page, name: str) -> list[str]:
     return page.locator(f'tbody [data-column="{name}"]').all_inner_texts()
 
 
+@pytest.mark.long
 def test_acts_and_refusals_as_they_come(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker(config=SETTINGS)
     with api_of(broker, "root") as root, api_of(broker, "reader") as reader:

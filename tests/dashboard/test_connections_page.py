@@ -62,6 +62,7 @@ def test_an_empty_broker_says_how_to_connect(start_broker: StartBroker, visit: V
     page.get_by_role("heading", name="Nobody is connected").wait_for()
 
 
+@pytest.mark.long
 def test_the_numbers_are_the_apis(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with (
@@ -108,6 +109,7 @@ def test_the_numbers_are_the_apis(start_broker: StartBroker, visit: Visit) -> No
     until(lambda: total(page, "connections") == "0", "all of them to be gone")
 
 
+@pytest.mark.long
 def test_find_sort_and_filter(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with (
@@ -165,6 +167,7 @@ def test_who_does_not_read_is_marked_and_explained(start_broker: StartBroker, vi
     expect(page.get_by_role("heading", name="1 connection is blocked")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_senders_and_settlers_have_rates(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with PhpmqClient(url(broker, "phpmq")) as mq:

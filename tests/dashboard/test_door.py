@@ -186,6 +186,7 @@ def test_a_token_that_is_taken_back_closes_its_pages(
     assert ask(broker, "/", Cookie=cookie).status == 303
 
 
+@pytest.mark.long
 def test_a_right_that_is_taken_away_is_gone_from_open_pages(
     start_broker: StartBroker, tmp_path: Path, visit: Visit
 ) -> None:

@@ -76,6 +76,7 @@ def test_the_figures_are_the_apis(start_broker: StartBroker, visit: Visit) -> No
         expect(page.get_by_text("Nobody. What is settled stays")).to_be_visible()
 
 
+@pytest.mark.long
 def test_who_holds_retention(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     wild = "<script>alert(1)</script>"
@@ -126,6 +127,7 @@ def test_a_full_disk_is_told_until_there_is_room(tmp_path: Path, visit: Visit) -
         page.close()  # before its broker goes
 
 
+@pytest.mark.long
 def test_a_broker_that_does_not_answer_is_told(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker, PATH)

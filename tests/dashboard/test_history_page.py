@@ -147,6 +147,7 @@ def spoken(page: Page, name: str) -> str:
     return page.get_by_role("img", name=name).first.get_attribute("aria-label") or ""
 
 
+@pytest.mark.long
 def test_a_queue_over_hours_with_gaps_marks_and_all_charts(remembering: BrokerProcess, visit: Visit) -> None:
     page = visit(remembering, "/queue/orders?span=6h")
     expect(page.get_by_role("button", name="6 hours")).to_have_attribute("aria-pressed", "true")

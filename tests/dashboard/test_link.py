@@ -55,6 +55,7 @@ def test_a_page_comes_back_when_the_broker_does(start_broker: StartBroker, visit
         assert again.stop() == 0
 
 
+@pytest.mark.long
 def test_a_page_whose_visitor_is_forgotten_asks_for_the_token(
     start_broker: StartBroker, tmp_path: Path, visit: Visit
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_page_whose_visitor_is_forgotten_asks_for_the_token(
     expect(page.get_by_role("heading", name="No queue yet")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_page_comes_back_when_only_its_process_was_lost(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker, forgive=NOBODY)

@@ -29,6 +29,7 @@ def shown(page: Page) -> str:
 # --- its life ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_life_that_is_drawn_is_what_happened(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     api.send("life", b'{"order": 4711}')
     take(broker, "life", 1)

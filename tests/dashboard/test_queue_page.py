@@ -152,6 +152,7 @@ def test_a_queue_that_is_not_there_yet(broker: BrokerProcess, api: Api, visit: V
     expect(page.get_by_text("is the door to the dead letters of 'x'")).to_be_visible()
 
 
+@pytest.mark.long
 def test_the_page_comes_back_when_the_broker_does(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:
@@ -178,6 +179,7 @@ def test_the_page_comes_back_when_the_broker_does(start_broker: StartBroker, vis
 # --- messages --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_messages_by_state_and_offset(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     fill(api, "many", 130, "message {}")
     take(broker, "many", 5, lambda message: message.ack())

@@ -92,6 +92,7 @@ def test_lag_is_the_apis_and_moves_with_the_reader(start_broker: StartBroker, vi
         expect(page.get_by_text("Events, by number")).to_be_visible()
 
 
+@pytest.mark.long
 def test_release_by_click(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:
@@ -220,6 +221,7 @@ def test_by_keyboard(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     assert "by-keyboard" in [it["name"] for it in api.get("/v1/readers")["readers"]]
 
 
+@pytest.mark.long
 def test_a_pipeline_shows_how_it_stands_and_takes_wishes(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:

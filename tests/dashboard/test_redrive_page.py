@@ -44,6 +44,7 @@ def bars(page: Page) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_reasons_and_their_letters(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     reject(broker, api, "reasons", ORDERS)
     exhaust(broker, api, "reasons", [b"given up"])

@@ -94,7 +94,14 @@ def broker(start_broker: StartBroker) -> BrokerProcess:
     ("name", "head", "dead", "message", "reader"),
     [
         ("reader", set(), set(), set(), set()),
-        ("operator", {"Pause"}, {"Pause", "Dry run", "Redrive"}, {"Redrive"}, {"Release"}),
+        pytest.param(
+            "operator",
+            {"Pause"},
+            {"Pause", "Dry run", "Redrive"},
+            {"Redrive"},
+            {"Release"},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_only_what_is_theirs_is_there(
@@ -189,6 +196,7 @@ def test_who_may_read_nothing_is_told_so(broker: BrokerProcess, visit: Visit) ->
     assert "cannot read" not in broker.log()
 
 
+@pytest.mark.long
 def test_rights_that_change_change_the_pages_that_are_open(broker: BrokerProcess, visit: Visit) -> None:
     pages = [sign_in(visit(broker, alone=True), name) for name in ("reader", "reader", "root")]
     for page in pages:

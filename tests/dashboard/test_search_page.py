@@ -194,6 +194,7 @@ def test_exports(broker: BrokerProcess, api: Api, visit: Visit, form: str) -> No
     assert found == wanted  # whole, however long
 
 
+@pytest.mark.long
 def test_visitors_find_and_export_what_they_may_read(start_broker: StartBroker, visit: Visit) -> None:
     token, root = new_token("reader"), new_token("root")
     broker = start_broker(

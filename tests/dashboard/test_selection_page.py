@@ -36,6 +36,7 @@ def state(page: Page, key: str) -> str:
     return page.locator(f'tr[data-key="{key}"] [data-column="state"] .ps-badge').first.inner_text()
 
 
+@pytest.mark.long
 def test_ticking(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     send(api, "ticks", VALUES)
     page = visit(broker, "/queue/ticks?part=messages&newest=false")
@@ -136,6 +137,7 @@ def test_redrives_the_dead_ones(broker: BrokerProcess, api: Api, visit: Visit) -
     expect(page.get_by_text("No letter is dead.")).to_be_visible()
 
 
+@pytest.mark.long
 def test_edits_and_sends_again(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     headers = {"Penstock-Header-trace": "abc"}
     api.ask("POST", path_of("again", "messages"), b'{"amount": 1.50}', headers)
@@ -170,6 +172,7 @@ def test_edits_and_sends_again(broker: BrokerProcess, api: Api, visit: Visit) ->
         assert b64decode(told["value_base64"]) == value
 
 
+@pytest.mark.long
 def test_repairs_a_dead_letter(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     reject(broker, api, "broken", [b"wrong", b"worse"])
     page = visit(broker, "/queue/broken?offset=0")

@@ -101,6 +101,7 @@ class Listener:
         raise AssertionError(f"no row of {name} with {fields}")
 
 
+@pytest.mark.long
 def test_all_queues_first_then_those_that_change(broker: BrokerProcess, api: Api) -> None:
     api.send("still", b"x")
     api.send("moving", b"x")

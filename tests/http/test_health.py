@@ -85,6 +85,7 @@ def test_stalled_names_who_holds_and_ends_when_they_settle(broker: BrokerProcess
         until(lambda: "stalled" not in states(api, "stuck"), "it to be well")
 
 
+@pytest.mark.long
 def test_no_consumers_until_there_are_some(broker: BrokerProcess, api: Api) -> None:
     api.send("lonely", b"x")
     until(lambda: states(api, "lonely") == {"no-consumers"}, "nobody to consume it")

@@ -22,6 +22,7 @@ from penstock.log.state import LogSettings
 from tests.http.api import Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.stage_rig import WAIT_SECONDS, Died, Rig, every_moment
+from tests.seeds import some
 from tests.server.harness import ROOT, until
 
 WRITTEN = ROOT / "tests" / "data" / "log-0.1.0"
@@ -153,7 +154,7 @@ async def taken_over(rig: Rig) -> bool:
     return not rig.moments.dead
 
 
-@pytest.mark.parametrize("log_too", [False, True], ids=["second dies", "both die"])
+@pytest.mark.parametrize("log_too", some([False, True], True), ids=["second dies", "both die"])
 def test_whenever_a_process_dies_everything_is_taken_over_once(
     tmp_path: Path, log_too: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

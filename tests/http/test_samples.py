@@ -350,6 +350,7 @@ def test_what_a_broker_tells_of_its_queue(start_broker: StartBroker) -> None:
         assert all((it["syncs"]["p99_seconds"] or 0) <= SYNC_BOUNDS_SECONDS[-1] for it in whole)
 
 
+@pytest.mark.long
 def test_a_time_and_a_step_can_be_asked_for(broker: BrokerProcess, api: Api) -> None:
     api.send("ranged", b"x")
     until(lambda: bool(api.get("/v1/queues/ranged/samples")["samples"]), "a step to be over", STEPS_WAIT)

@@ -39,6 +39,7 @@ def penstock(port: int, *arguments: str, **environment: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.long
 def test_killed_with_its_archiver_and_alone(start_broker: StartBroker, tmp_path: Path) -> None:
     path = str(tmp_path / "lake")
     broker = start_broker("--archive-path", path, "--archive-seconds", "1", "--archive-rows", "100")

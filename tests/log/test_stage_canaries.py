@@ -98,6 +98,7 @@ def test_a_commit_that_is_numbered_before_what_came_before_it_is_caught(
     assert_runs_catch()
 
 
+@pytest.mark.long
 def test_a_commit_without_its_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep_part(self: _Recovery, position: int) -> int:
         self._apply_part()

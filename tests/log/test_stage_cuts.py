@@ -46,7 +46,7 @@ SETTINGS = LogSettings(
 POLICIES = Policies({"*": {"retention-seconds": 0}})
 QUEUES = ("orders", "mails", "letters")
 KEY = "spark/query/7"
-SHARE = 3 if SEEDED else 15
+SHARE = 3 if SEEDED else 30
 """Of the calls of an opening, one in so many; of those of its neighbours, the next."""
 
 OLD = [b"dead-%d" % i for i in range(8)]

@@ -357,6 +357,7 @@ def test_nobody_is_sure_when_another_takes_the_lease() -> None:
         ("LEASE_SECONDS", 1.5),
     ],
 )
+@pytest.mark.long
 def test_the_check_finds_two_leaders(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
     monkeypatch.setattr(lease, name, value)
 

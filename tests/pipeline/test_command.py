@@ -330,6 +330,7 @@ def gated(frame):
 """
 
 
+@pytest.mark.long
 def test_a_service_that_is_stopped_finishes_its_batches_and_the_next_goes_on(rig: Files) -> None:
     text = GATE.replace("FOLDER", str(rig.folder)).replace("SECONDS", str(START_SECONDS))
     (rig.folder / "gate_of_tests.py").write_text(text)

@@ -46,6 +46,7 @@ checkpoint = "FOLDER/checkpoint"
 """
 
 
+@pytest.mark.long
 def test_both_do_the_same(rig: Rig) -> None:
     (rig.folder / "regions.csv").write_text("north,Ann\nsouth,Bob\n")
     found = []

@@ -152,6 +152,7 @@ def test_several_sinks_are_each_written_once_whatever_ends_between_them(
     assert not (Path(rig.folder) / "checkpoint" / "bad-records").exists()
 
 
+@pytest.mark.long
 def test_an_expectation_can_end_a_pipeline_before_anything_is_written(rig: Rig) -> None:
     text = GRAPH.replace('on-violation = "drop"', 'on-violation = "fail"').replace("QUEUE", "graph-fail")
     (rig.folder / "regions.csv").write_text("region,manager\nnorth,Ann\nsouth,Bob\n")

@@ -128,6 +128,7 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_the_service_does_what_the_page_shows(start_broker: StartBroker, tmp_path: Path) -> None:
     """What the service itself says is shown below what has made it say so. In the end, Java is killed."""
     (text,) = re.findall(r"^```toml\n(.*?)^```$", section("A first one"), re.MULTILINE | re.DOTALL)

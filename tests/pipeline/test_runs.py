@@ -107,6 +107,7 @@ def test_bad_records_are_told_once_however_often_a_batch_is_run(rig: Rig) -> Non
     assert sorted(row["id"] for row in rig.parquet(f"{rig.folder}/out")) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_what_ended_a_pipeline_is_told_when_bad_records_are_told_from_now_on(rig: Rig) -> None:
     """The second look at the log begins where the pipeline goes on, though it begins later."""
     sink = '[sink]\nformat = "parquet"\npath = "FOLDER/out"\n'
@@ -122,6 +123,7 @@ def test_what_ended_a_pipeline_is_told_when_bad_records_are_told_from_now_on(rig
     assert [(it["offset"], it["value"]) for it in rig.bad_records("told-late")] == [(3, "bad")]
 
 
+@pytest.mark.long
 def test_a_join_of_two_queues(rig: Rig) -> None:
     pipeline = rig.pipeline(
         "joined",
@@ -249,6 +251,7 @@ def test_a_delta_table_exactly_once(rig: Rig) -> None:
     assert len(delta_rows(path)) == 10
 
 
+@pytest.mark.long
 def test_files_of_another_checkpoint_are_refused(rig: Rig) -> None:
     """Spark would take our batch 0 for the one that is there, and write nothing."""
     text = from_queue("two-lives") + '[sink]\nformat = "parquet"\npath = "FOLDER/out"\n'
@@ -265,6 +268,7 @@ def test_files_of_another_checkpoint_are_refused(rig: Rig) -> None:
     assert sorted(row["id"] for row in rig.parquet(f"{rig.folder}/out")) == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_delta_table_written_anew(rig: Rig) -> None:
     from deltalake import DeltaTable
 

@@ -243,6 +243,7 @@ def test_every_query_of_a_graph_is_held_while_it_is_paused(rig: Rig, monkeypatch
         assert (held["queues"][0]["position"], held["lease_seconds_left"] > 30) == (1, True)
 
 
+@pytest.mark.long
 def test_a_pause_lasts_where_broker_and_service_restart_at_once(rig: Rig, start_broker: StartBroker) -> None:
     broker = start_broker()
     here = Folder(broker, rig.folder)
@@ -300,6 +301,7 @@ def test_a_broker_that_restarts_is_waited_for_and_others_go_on(rig: Rig, start_b
         assert it.states("here") == ["running"]
 
 
+@pytest.mark.long
 def test_what_nobody_knows_is_tried_again_and_then_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

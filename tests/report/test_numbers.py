@@ -73,6 +73,7 @@ def test_a_table_of_everything(whole: Made, by_hand: Reference, name: str) -> No
 
 
 @pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.long
 def test_a_table_of_a_time_in_the_middle(middle: Made, middle_by_hand: Reference, name: str) -> None:
     expected = getattr(middle_by_hand, name)()
     assert expected

@@ -136,6 +136,7 @@ def test_one_that_goes_while_it_is_read_from_is_replaced(broker: BrokerProcess) 
     assert offsets == list(range(20_000))
 
 
+@pytest.mark.long
 def test_front_ends_of_a_cluster_replace_each_other(tmp_path: Path) -> None:
     with site(tmp_path) as brokers:
         follower = brokers.follower()

@@ -57,6 +57,7 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.long
 def test_everything_runs_and_nothing_shows_the_token(
     cluster: Cluster, start_broker: StartBroker, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def make_again(queues: Queues, api: Api, queue: str, count: int) -> None:
     queues.send(queue, values(count, 1000))
 
 
+@pytest.mark.long
 def test_a_query_that_is_started_again_is_told(queues: Queues, api: Api, tmp_path: Path) -> None:
     queues.send("deleted.later", values(20))
     with Gathering(
@@ -147,6 +148,7 @@ def test_letters_are_redriven_by_their_ids(broker: BrokerProcess, queues: Queues
     assert api.get(path_of("deleted.letters"))["dead"] == 0
 
 
+@pytest.mark.long
 def test_letters_are_repaired_by_their_ids(broker: BrokerProcess, queues: Queues, api: Api) -> None:
     reject(broker, api, "deleted.repairs", [b"old 0", b"old 1"])
     columns = ("queue", "offset", "id", "cast('repaired' as binary) as value")

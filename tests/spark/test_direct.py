@@ -308,6 +308,7 @@ def test_one_node_is_enough_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read == sent
 
 
+@pytest.mark.long
 def test_what_retention_takes_between_plan_and_reading(lone: Site) -> None:
     nodes, front = lone.nodes, lone.fronts[0]
     for first in range(0, 2000, 200):

@@ -310,6 +310,7 @@ def test_a_broker_that_tells_no_folder_is_asked_for_everything(start_broker: Sta
 # --- while the broker is at work -------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_retention_takes_between_plan_and_reading(start_broker: StartBroker) -> None:
     broker = start_broker(*SMALL, config=KEEP_NOTHING)
     for first in range(0, 2000, 200):

@@ -110,6 +110,7 @@ def test_history_where_nothing_is_archived(spark: SparkSession, broker: BrokerPr
         history(spark, url=url_of(broker), queue="orders")
 
 
+@pytest.mark.long
 def test_history_tells_of_a_gap_and_of_another_life(
     spark: SparkSession, start_broker: StartBroker, tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ retention-seconds = 0
 """
 
 
+@pytest.mark.long
 def test_a_stream_that_retention_has_outrun_says_so_unless_a_reader_holds_it(
     spark: SparkSession, start_broker: StartBroker, tmp_path: Path
 ) -> None:

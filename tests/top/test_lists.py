@@ -16,6 +16,7 @@ def url(broker: BrokerProcess) -> str:
     return url_of(broker)
 
 
+@pytest.mark.long
 def test_what_needs_attention_stands_first(start_broker: StartBroker) -> None:
     broker = start_broker("--http-health-seconds", "1")
     with Api(broker.ports["http"]) as api:
