@@ -23,6 +23,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 EXAMPLE = ROOT / "examples" / "celery"
 
 
+@pytest.mark.long
 def test_the_console_says_what_the_page_says(broker: BrokerProcess, tmp_path: Path) -> None:
     environment = os.environ | {
         "BROKER": url_of(broker),

@@ -199,6 +199,7 @@ class WithSlow(traffic.Traffic):
         return super()._take(worker, total, prefetch)
 
 
+@pytest.mark.long
 def test_what_a_slow_broker_has_not_given_yet_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

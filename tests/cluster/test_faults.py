@@ -85,6 +85,7 @@ def test_kill_9_of_the_node_that_leads_the_stream_twice(fronts: Site, say: Say) 
         say(load.check())
 
 
+@pytest.mark.long
 def test_kill_9_of_a_follower(fronts: Site, say: Say) -> None:
     with Load(fronts, fronts.queue()) as load:
         load.flows()

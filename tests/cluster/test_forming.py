@@ -3,11 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.processes import FrontEnd
 from tests.nats.cluster import forming
 from tests.server.harness import until
 
 
+@pytest.mark.long
 def test_a_front_end_waits_for_the_nodes_that_are_still_missing(tmp_path: Path) -> None:
     with forming(tmp_path / "nats") as nodes, ThreadPoolExecutor(1) as starter:
         front = FrontEnd("a", tmp_path / "a", nodes, nodes.urls)

@@ -416,6 +416,7 @@ def test_the_http_api_answers_at_every_front_end(fronts: Site, stack: ExitStack)
         assert {member["id"].rpartition("-")[0] for member in cluster["members"]} == {"a", "b"}
 
 
+@pytest.mark.long
 def test_commands_work_at_every_front_end(fronts: Site) -> None:
     for front in (fronts.follower(), fronts.leader()):
         queue, url = fronts.queue(), front.url("http")

@@ -24,6 +24,7 @@ def result(page: Page) -> str:
     return page.locator(".ps-result").inner_text()
 
 
+@pytest.mark.long
 def test_many_queues_at_once(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:

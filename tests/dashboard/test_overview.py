@@ -206,6 +206,7 @@ def test_everybody_can_use_it(broker: BrokerProcess, api: Api, visit: Visit) -> 
     everybody(page)
 
 
+@pytest.mark.long
 def test_by_keyboard(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     fill(api, "keys", 1)
     page = visit(broker)

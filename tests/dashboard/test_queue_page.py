@@ -292,6 +292,7 @@ def test_a_purge_wants_the_name(broker: BrokerProcess, api: Api, visit: Visit) -
     expect(page.get_by_text("No letter is dead.")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_queue_is_deleted_by_name(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     fill(api, "deleted", 12)
     looking = visit(broker, "/queue/deleted?part=messages", forgive=["404"])

@@ -53,6 +53,7 @@ def test_without_readers_it_shows_the_option_of_spark(start_broker: StartBroker,
     until(lambda: names(page) == ["nightly"], "the first reader to appear")
 
 
+@pytest.mark.long
 def test_lag_is_the_apis_and_moves_with_the_reader(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:

@@ -104,6 +104,7 @@ def broker(start_broker: StartBroker) -> BrokerProcess:
         ),
     ],
 )
+@pytest.mark.long
 def test_only_what_is_theirs_is_there(
     broker: BrokerProcess,
     visit: Visit,

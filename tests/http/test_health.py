@@ -64,6 +64,7 @@ def test_a_new_broker_is_well(start_broker: StartBroker) -> None:
         assert (answer["attention"], answer["level"], answer["bad"], answer["warn"]) == ([], "ok", 0, 0)
 
 
+@pytest.mark.long
 def test_stalled_names_who_holds_and_ends_when_they_settle(broker: BrokerProcess, api: Api) -> None:
     api.send("stuck", *[b"x"] * 8)
     with wire_client(broker) as mq:

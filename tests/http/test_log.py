@@ -673,6 +673,7 @@ def huge(broker: BrokerProcess) -> str:
     return "huge"
 
 
+@pytest.mark.long
 def test_clients_that_leave_in_the_middle_leave_nothing_behind(
     broker: BrokerProcess, api: Api, huge: str
 ) -> None:

@@ -172,6 +172,7 @@ def test_what_was_said_with_a_rejection(api: Api) -> None:
 
 
 @pytest.mark.parametrize("state", ["ready", "held", "dead", "gone"])
+@pytest.mark.long
 def test_one_state_only(broker: BrokerProcess, api: Api, state: str) -> None:
     queue = f"only/{state}"
     wanted = [offset for offset, its in STATES.items() if its == state]

@@ -130,6 +130,7 @@ def test_nothing_unsettled_has_no_age(broker: BrokerProcess, api: Api) -> None:
     jsonschema_rs.validate(promised(api, "/v1/queues/{queue}"), shown)
 
 
+@pytest.mark.long
 def test_rates_rise_and_fall(broker: BrokerProcess, api: Api) -> None:
     def rate() -> float:
         return float(api.get("/v1/queues", match="busy")["queues"][0]["rate_in"])

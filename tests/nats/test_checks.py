@@ -75,6 +75,7 @@ def test_three_nodes_that_sync_and_know_who_comes_are_accepted(start: Start, tmp
     }
 
 
+@pytest.mark.long
 def test_a_node_that_is_down_is_told_and_stops_nobody(start: Start) -> None:
     cluster = start(3)
     cluster.nodes[2].kill()

@@ -10,6 +10,7 @@ from penstock.log.jetstream.cluster import Cluster, ClusterError, server_path, w
 from tests.nats.conftest import Start
 
 
+@pytest.mark.long
 def test_nodes_sync_every_write_and_keep_their_place(start: Start) -> None:
     cluster = start(3)
     for node in cluster.nodes:

@@ -452,6 +452,7 @@ def test_overtaken_while_it_opens(nats: LinkThread, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("how", ["dead", "silent"])
+@pytest.mark.long
 def test_closing_without_nats_ends_and_leaves_nothing(start: Start, tmp_path: Path, how: str) -> None:
     cluster = start(1)
     (node,) = cluster.nodes

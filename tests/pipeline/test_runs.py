@@ -427,6 +427,7 @@ FAILING: list[tuple[str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "steps", "sink", "told"), FAILING, ids=[row[0] for row in FAILING])
+@pytest.mark.long
 def test_what_fails_is_told_in_one_line(rig: Rig, name: str, steps: str, sink: str, told: str) -> None:
     rig.send("failing", orders(1))
     pipeline = rig.pipeline(f"fails-{name}", from_queue("failing") + steps + sink + RUN)

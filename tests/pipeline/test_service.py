@@ -188,6 +188,7 @@ def test_files_come_change_and_go(rig: Rig) -> None:
         assert about(api, "a")["state"] == about(api, "b")["state"] == "stopped"
 
 
+@pytest.mark.long
 def test_pause_resume_and_restart(rig: Rig) -> None:
     rig.write("p", relay("svc-p"))
     rig.send("svc-p", [b"1"])

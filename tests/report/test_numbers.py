@@ -18,6 +18,9 @@ from tests.report.reference import Reference, Table, read
 COUNTED = [name for name in TABLES if name not in ("coverage", "totals")]
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def by_hand(whole: Made) -> Reference:
     return reference_of(whole, {CUT_QUEUE: CUT_EVENT})
@@ -73,7 +76,6 @@ def test_a_table_of_everything(whole: Made, by_hand: Reference, name: str) -> No
 
 
 @pytest.mark.parametrize("name", COUNTED)
-@pytest.mark.long
 def test_a_table_of_a_time_in_the_middle(middle: Made, middle_by_hand: Reference, name: str) -> None:
     expected = getattr(middle_by_hand, name)()
     assert expected
@@ -120,7 +122,6 @@ def test_totals_and_coverage(
     }
 
 
-@pytest.mark.long
 def test_a_time_of_which_retention_has_left_nothing_is_cut(spark: SparkSession, whole: Made) -> None:
     # Of one queue all that is kept came later, of another nothing is kept; of the others everything is.
     assert whole.result.span is not None

@@ -144,6 +144,7 @@ def test_sighup_puts_new_files_in_force(doors: Doors) -> None:
     replaced(doors, replace)
 
 
+@pytest.mark.long
 def test_so_does_a_link_that_leads_elsewhere(doors: Doors) -> None:
     """As certbot does it; nobody sends a signal."""
     for ending in ("pem", "key"):

@@ -87,6 +87,7 @@ def both(spark: SparkSession, brokers: Site) -> Both:
 # --- the same rows ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_has_become_of_messages_changes_nothing(both: Both) -> None:
     with Api(both.front.ports["http"]) as api, zoo(both.front, api, "zoo"):
         repair(api, "zoo", "zoo/1", o1="another payload")

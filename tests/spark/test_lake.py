@@ -309,6 +309,7 @@ def test_a_stream_with_history_where_nothing_is_archived(
         assert "archives nothing; set path under [archive]" in none.failure()
 
 
+@pytest.mark.long
 def test_history_from_an_object_store(
     spark: SparkSession, start_broker: StartBroker, store: dict[str, str]
 ) -> None:

@@ -49,6 +49,7 @@ def run(command: str, folder: Path, broker: BrokerProcess) -> str:
     return said
 
 
+@pytest.mark.long
 def test_the_shell_runs(start_broker: StartBroker, tmp_path: Path) -> None:
     broker = start_broker()
     send(broker, "orders", [b"three apples", b"a pear"])

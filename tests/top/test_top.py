@@ -66,6 +66,7 @@ def names(screen: Screen) -> list[str]:
 # --- the overview --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_numbers_are_those_of_the_api(broker: BrokerProcess, stocked: Api, url: str) -> None:
     with phpmq(broker) as mq:
         held = mq.consume("look.apples", prefetch=2, timeout=WAIT_SECONDS)
@@ -403,6 +404,7 @@ def test_it_stops_and_goes_on_as_shells_have_it(url: str) -> None:
         assert screen.end() == 0
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_from_everywhere(stocked: Api, url: str) -> None:
     for keys, shown in ((ENTER, "Esc back"), ("p", "Pause look"), ("/", "filter 3 of 3")):
         with Screen("top", "look.*", "--url", url) as screen:
