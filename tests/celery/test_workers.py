@@ -154,6 +154,7 @@ def test_acks_late_and_early(app: Celery, api: Api, tmp_path: Path, name: str, h
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
+@pytest.mark.long
 def test_a_task_longer_than_its_lease_runs_once(
     start_worker: StartWorker, make_app: MakeApp, api: Api, tmp_path: Path, pool: str
 ) -> None:
@@ -278,6 +279,7 @@ def test_events(broker: BrokerProcess, app: Celery, worker: Worker) -> None:
 # --- at rest ---
 
 
+@pytest.mark.long
 def test_an_idle_worker_rests(app: Celery, worker: Worker, api: Api) -> None:
     """Under 1 % of a core, over a while in which it has nothing to do but to tell that it lives."""
     until(lambda: api.get("/v1/queues/celery")["held"] == 0, "the worker to be idle")

@@ -88,6 +88,7 @@ def ends(api: Api) -> dict[str, int]:
     return {it["name"]: it["offset_end"] for it in api.get("/v1/queues")["queues"]}
 
 
+@pytest.mark.long
 def test_a_folder_of_0_1_0_is_backed_up_and_restored(start_broker: StartBroker, tmp_path: Path) -> None:
     (tmp_path / "broker").mkdir()
     with tarfile.open(ROOT / "tests" / "data" / "log-0.1.0" / "data.tar.xz") as tar:

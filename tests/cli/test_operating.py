@@ -59,6 +59,7 @@ def test_there_are_only_blocks_that_are_used() -> None:
     assert PAGE.count("```") == 2 * len(BLOCKS)
 
 
+@pytest.mark.long
 def test_the_console_says_what_the_page_says(broker: BrokerProcess) -> None:
     for console in CONSOLES:
         check(broker, console)

@@ -159,6 +159,7 @@ def test_a_leader_that_stands_still_is_a_follower_afterwards(fronts: Site, say: 
         assert fronts.leader(victim) is fronts.leader(other) is not victim
 
 
+@pytest.mark.long
 def test_all_nodes_at_once(fronts: Site, say: Say) -> None:
     with Load(fronts, fronts.queue()) as load:
         load.flows()

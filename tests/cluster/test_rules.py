@@ -237,6 +237,7 @@ def test_a_standby_elsewhere_takes_over_when_the_exclusive_client_leaves(
 
 
 @pytest.mark.parametrize("who", ["follower", "leader"])
+@pytest.mark.long
 def test_a_standby_elsewhere_takes_over_when_the_front_end_is_killed(
     fronts: Site, stack: ExitStack, who: str
 ) -> None:

@@ -287,6 +287,7 @@ def test_what_is_sent_at_one_front_end_is_received_at_the_other(begin: Begin, tm
     assert again.err == ["stopping; Ctrl-C once more ends it at once"]
 
 
+@pytest.mark.long
 def test_every_front_end_shows_the_cluster(begin: Begin) -> None:
     up = begin("--json")
 

@@ -168,6 +168,7 @@ def test_a_link_from_elsewhere_finds_the_visitor_signed_in(guarded: BrokerProces
     assert b'content="0;url=/queue/x%22y"' in reply.body
 
 
+@pytest.mark.long
 def test_a_token_that_is_taken_back_closes_its_pages(
     start_broker: StartBroker, tmp_path: Path, visit: Visit
 ) -> None:

@@ -35,6 +35,7 @@ def bars(page: Page) -> dict[str, str]:
     return {row.locator("th").inner_text(): row.locator("td").last.inner_text() for row in rows}
 
 
+@pytest.mark.long
 def test_the_figures_are_the_apis(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:

@@ -32,6 +32,7 @@ def restart(broker: BrokerProcess, port: int) -> BrokerProcess:
     return again.start()
 
 
+@pytest.mark.long
 def test_a_page_comes_back_when_the_broker_does(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     port = broker.ports["http"]

@@ -71,6 +71,7 @@ def test_reasons_and_their_letters(broker: BrokerProcess, api: Api, visit: Visit
     until(lambda: bars(page)["rejected"] == "5", "the bar to grow")
 
 
+@pytest.mark.long
 def test_a_dry_run_and_a_redrive_by_click(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     reject(broker, api, "back", ORDERS)
     before = ids(api, "back", "dead")

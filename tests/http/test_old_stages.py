@@ -206,6 +206,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_damaged_files_are_named_and_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         folder = unpacked(tmp_path)

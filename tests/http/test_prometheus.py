@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from penstock.common.health import RULES
@@ -63,6 +64,7 @@ def ask(port: int, expression: str) -> list[dict[str, Any]]:
         return []
 
 
+@pytest.mark.long
 def test_prometheus_scrapes_a_broker_and_alerts(start_broker: StartBroker, tmp_path: Path) -> None:
     broker = start_broker("--http-health-seconds", "1")
     config = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())

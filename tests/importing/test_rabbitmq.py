@@ -49,6 +49,7 @@ def publish(rabbitmq: int, channel: Any) -> Publish:
     return publish
 
 
+@pytest.mark.long
 def test_headers_properties_and_expiration(publish: Publish, command: Command, broker: BrokerProcess) -> None:
     url = publish(
         "dressed",

@@ -129,6 +129,7 @@ def test_off_holds_nothing(start_broker: StartBroker, tmp_path: Path) -> None:
         assert "archives nothing" in penstock(broker.ports["http"], "archive", "status").stderr
 
 
+@pytest.mark.long
 def test_object_store(
     start_broker: StartBroker, store: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

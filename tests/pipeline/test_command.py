@@ -437,6 +437,7 @@ def test_java_that_is_killed_is_one_line(rig: Files) -> None:
     assert "Py4J" not in err, err
 
 
+@pytest.mark.long
 def test_check_with_spark_judges_every_file(tmp_path: Path) -> None:
     fine = write(tmp_path, "fine")
     wrong = write(tmp_path, "wrong", text=GOOD.replace("select value", "select valu"))

@@ -166,6 +166,7 @@ def test_an_expectation_can_end_a_pipeline_before_anything_is_written(rig: Rig) 
     assert Counter(row["manager"] for row in rows_of(f"{rig.folder}/table")) == {"Ann": 1, "Bob": 1, "Cid": 1}
 
 
+@pytest.mark.long
 def test_a_pipeline_of_an_earlier_version_goes_on_with_its_two_checkpoints(rig: Rig) -> None:
     """Where a second query has begun to tell of bad records, it goes on to."""
     text = """

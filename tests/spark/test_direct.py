@@ -97,6 +97,7 @@ def test_what_has_become_of_messages_changes_nothing(both: Both) -> None:
         assert len(set(both.rows("zoo", "id string"))) == len(STATES)
 
 
+@pytest.mark.long
 def test_several_queues_ranges_and_tasks(both: Both) -> None:
     sent = {"direct.a": values(6000), "direct.b": values(2000, 50), "direct.c": values(1)}
     for first in range(0, 6000, 1000):

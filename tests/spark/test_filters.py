@@ -320,6 +320,7 @@ def test_queues_and_times_are_pushed(listened: Listened, queues: Queues, broker:
     assert listened.ranges() == [("messages", times.index(last), 30)]
 
 
+@pytest.mark.long
 def test_the_columns_of_the_other_views_are_pushed(
     listened: Listened, queues: Queues, broker: BrokerProcess
 ) -> None:
