@@ -287,10 +287,10 @@ def check_port(name: str, port: int) -> Finding:
     if not inodes:
         return Finding(Level.OK, about, f"free for {name}")
     owners = _processes(inodes)
-    ours = next((pid for pid, command in owners if "penstock" in command), None)
+    ours = next((pid for pid, command in owners if _is_broker(command)), None)
     if ours is not None:
         return Finding(Level.OK, about, f"used by a broker, process {ours}")
-    who = f"process {owners[0][0]} ({owners[0][1].split()[0]})" if owners else "a process of somebody else"
+    who = f"process {owners[0][0]} ({owners[0][1][0]})" if owners else "a process of somebody else"
     return Finding(
         Level.WARN,
         about,
@@ -318,7 +318,14 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _processes(inodes: set[str]) -> list[tuple[int, str]]:
+def _is_broker(command: list[str]) -> bool:
+    """Whether it is `penstock`, or `python -m penstock`: a folder of that name may hold anything."""
+    program, first, second = [*command, "", ""][:3]
+    module = second.partition(".")[0] if first == "-m" else ""
+    return "penstock" in (os.path.basename(program), os.path.basename(first), module)
+
+
+def _processes(inodes: set[str]) -> list[tuple[int, list[str]]]:
     """The processes that have one of these sockets open, as far as this user may know, and their commands."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     found = []
@@ -326,8 +333,8 @@ def _processes(inodes: set[str]) -> list[tuple[int, str]]:
         # A process may end while it is looked at, and those of others are not shown.
         with contextlib.suppress(OSError):
             if any(os.readlink(fd) in wanted for fd in (folder / "fd").iterdir()):
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append((int(folder.name), command.strip() or "?"))
+                command = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0")
+                found.append((int(folder.name), command.split("\0") if command else ["?"]))
     return sorted(found)
 
 

@@ -277,10 +277,32 @@ def test_a_port_that_somebody_has(host: str) -> None:
     assert machine.check_port("sspq", int(finding.about.split()[1])).level is Level.OK
 
 
-def test_a_port_that_a_broker_has(broker: BrokerProcess) -> None:
-    for name in ("phpmq", "http"):
-        finding = machine.check_port(name, broker.ports[name])
-        assert (finding.level, finding.text) == (Level.OK, f"used by a broker, process {broker.pid}")
+def test_a_port_that_a_broker_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BrokerProcess, "is_warm", False)  # Its command line is looked at.
+    broker = BrokerProcess(tmp_path, "--http", "127.0.0.1:0").start()
+    try:
+        for name in ("phpmq", "http"):
+            finding = machine.check_port(name, broker.ports[name])
+            assert (finding.level, finding.text) == (Level.OK, f"used by a broker, process {broker.pid}")
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "is_one"),
+    [
+        ("/usr/bin/penstock serve", True),
+        ("/opt/v/bin/python3 /opt/v/bin/penstock serve", True),
+        ("/home/me/penstock/.venv/bin/python -m penstock serve", True),
+        ("python3 -m penstock.http 5 6", True),
+        ("/home/me/penstock/.venv/bin/python -m pytest", False),
+        ("vim penstock.toml", False),
+        ("python3 -m", False),
+        ("?", False),
+    ],
+)
+def test_whose_port_is_a_brokers(command: str, is_one: bool) -> None:
+    assert machine._is_broker(command.split()) is is_one
 
 
 @pytest.mark.parametrize(
