@@ -319,7 +319,10 @@ class Connection(asyncio.BufferedProtocol):
         held_bytes = self._input_bytes + self.output_bytes
         if self._charged or held_bytes >= SMALL_BYTES:
             self._charged = held_bytes >= SMALL_BYTES
-            self._server.memory.charge(self, held_bytes)
+            memory, rounds = self._server.memory, self._server.rounds
+            memory.charge(self, held_bytes)
+            if memory.is_tight and not rounds.is_sparing:
+                rounds.be_sparing(True)  # Not at the turn's end: many others may be read from in it.
 
     @property
     def _input_bytes(self) -> int:

@@ -110,7 +110,7 @@ class Rounds:
 
     def be_sparing(self, sparing: bool) -> None:
         """Whether to receive little from each at a time, because memory is scarce."""
-        self._whole = _sparing_buffer if sparing else receive_buffer
+        self.buffer = self._whole = _sparing_buffer if sparing else receive_buffer
         self.late_bytes = SPARING_BYTES if sparing else LATE_BYTES
         self.is_sparing = sparing
 
