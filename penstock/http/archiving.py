@@ -144,6 +144,9 @@ class Archiving:
         keep_others = bool(known) or len(positions) > QUEUES_MAX
         known |= positions
         names = list(positions)
+        if not names and not keep_others:
+            with contextlib.suppress(CallRefused):  # There is none.
+                await self._link.call("release_reader", {"name": READERS[view]})
         for first in range(0, len(names), QUEUES_MAX):
             part = names[first : first + QUEUES_MAX]
             try:

@@ -42,6 +42,9 @@ COMPACT_FILES: Final = 60
 COMPACT_TURNS: Final = 4
 """Of these at most, between two commits."""
 
+UNSYNCED_MAX: Final = 10
+"""So many commits are synced by who begins: each archiver that was killed has left one at most."""
+
 VACUUM_SECONDS: Final = 86_400
 TOO_LONG: Final = (
     "its name is too long for the name of a folder; it is not archived, and nothing is kept for it"
@@ -136,6 +139,8 @@ class Lane:
         turn, version = self.table.turn(self._reader.log), self.table.delta.version()
         if (turn, version) == (self._turn, self._version):
             return False
+        # Whoever has committed that may have been killed before it was synced, and retention goes by it.
+        self.table.sync(self._version if self._version >= 0 else version - UNSYNCED_MAX)
         spans = self.table.spans()
         self._places, self._small, self._others = {}, {}, {}
         for span in spans:
@@ -403,7 +408,7 @@ class Archiver:
                 new[name] = queue.offset_start, queue.event_start
                 queue = queue if self._known is None else queue._replace(offset_start=0, event_start=0)
             began[key] = known.get(key, queue)
-        if new:
+        if new or self._known is None:
             held = {view: {name: it[at] for name, it in new.items()} for at, view in enumerate(VIEWS)}
             self._say(held, queues)
         self._known = began

@@ -12,7 +12,8 @@ Rules that always hold:
   * Files have names of their own and are in the table only with a commit. A commit has the *turn* of its log
     as a transaction of the table, which counts up by one: of two that were made from the same state of the
     table one fails (`Overtaken`), and what it has written is nobody's; a vacuum removes it after a week.
-  * In a folder, files and commit are synced before `commit` returns: what the log may forget then is safe.
+  * In a folder, files and commit are synced before `commit` returns, and what others have committed when
+    `sync` does: what the log may forget then is safe.
 
 How it fails: `Overtaken`, and `LakeError` for all that deltalake, Arrow or the store say.
 """
@@ -189,6 +190,8 @@ class Table:
             if make and not DeltaTable.is_deltatable(self.uri, self._options):
                 if self.folder is not None:
                     os.makedirs(self.folder, exist_ok=True)
+                    above = os.path.dirname(self.folder)
+                    self._unsynced |= {self.folder, above, os.path.dirname(above)}
                 with suppress(CommitFailedError):  # Two who make it at once have made the same.
                     DeltaTable.create(
                         self.uri,
@@ -199,6 +202,7 @@ class Table:
                         description=f"the view {self.view} of queues of a Penstock broker",
                         storage_options=self._options,
                     )
+                self._sync_names()
                 self._sync_log(0)
             self._delta = DeltaTable(self.uri, storage_options=self._options)
         return self
@@ -293,8 +297,8 @@ class Table:
                         first_id, last_id = first_id or group["id"][0].as_py(), group["id"][-1].as_py()
                     first, last = (first if rows else counted[0].as_py()), counted[-1].as_py()
                     rows += group.num_rows
-                    moments = group["timestamp"].cast(pa.int64())
-                    times += [moments[0].as_py(), moments[-1].as_py()]
+                    # Of all rows: a clock that was set back within the day leaves the latest in the middle.
+                    times += pa.compute.min_max(group["timestamp"].cast(pa.int64())).as_py().values()
             size = size_of()
         known: dict[str, tuple[object, object]] = {
             self.counter: (first, last),
@@ -332,7 +336,7 @@ class Table:
 
     def _has_name(self, path: str) -> None:
         """A file has got its name; the folders that know it are synced by `_sync_names`."""
-        while path != self.folder:
+        while path not in (self.folder, os.sep):
             path = os.path.dirname(path)
             self._unsynced.add(path)
 
@@ -368,20 +372,27 @@ class Table:
                 [("queue", "=", queue), ("day", "=", day)], target_size=FILE_BYTES, max_concurrent_tasks=1
             )
         self.refresh()
-        did = bool(done["numFilesRemoved"])
-        if self.folder is not None and did:
-            for span in self.spans(queue):
-                if span.day == day:
-                    _sync(self.place(span))
-                    self._has_name(self.place(span))
-            self._sync_names()
-        self._sync_log(before)
-        return did
+        self.sync(before)
+        return bool(done["numFilesRemoved"])
 
     def vacuum(self) -> int:
         """Remove files that no version of the last week has; how many."""
         with told(self.uri):
             return len(self.delta.vacuum(dry_run=False, full=True))
+
+    def sync(self, after: int) -> None:
+        """All commits behind a version are on the disk, also of who was killed before he had seen to that."""
+        if self.folder is None:
+            return
+        for version in range(after + 1, self.delta.version() + 1):
+            path = f"{self.folder}/_delta_log/{version:020d}.json"
+            with told(self.uri), suppress(FileNotFoundError), open(path, encoding="utf-8") as commit:
+                added = [action["add"]["path"] for action in map(json.loads, commit) if "add" in action]
+                for place in (os.path.join(self.folder, unquote(name)) for name in added):
+                    _sync(place)
+                    self._has_name(place)
+        self._sync_names()
+        self._sync_log(after)
 
     def _sync_log(self, after: int) -> None:
         """The commits behind a version are on the disk, and what deltalake has made of them."""

@@ -111,13 +111,24 @@ def test_retention_waits_for_the_table(start_broker: StartBroker, tmp_path: Path
     assert sorted(row["offset"] for row in rows_of(str(path))) == list(range(42))
 
 
-def test_off_holds_nothing(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_what_is_not_archived_any_more_is_not_held(start_broker: StartBroker, tmp_path: Path) -> None:
     broker = start_broker("--archive-path", str(tmp_path / "lake"), "--archive-seconds", "1")
     with Api(broker.ports["http"]) as api:
         api.send("orders", b"x")
         wait_done(api, "orders")
     assert broker.stop() == 0
-    broker.flags = tuple(it for it in broker.flags if "archive" not in it and "lake" not in it and it != "1")
+    flags = broker.flags
+    broker.flags = (*flags, "--archive-queues", "others")  # of which there is none
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        until(lambda: not api.get("/v1/readers")["readers"], "no reader", WAIT_SECONDS)
+        broker.flags = flags
+    broker.kill()
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        wait_done(api, "orders")
+    assert broker.stop() == 0
+    broker.flags = tuple(it for it in flags if "archive" not in it and "lake" not in it and it != "1")
     broker.start()
     with Api(broker.ports["http"]) as api:
         until(lambda: not api.get("/v1/readers")["readers"], "no reader", WAIT_SECONDS)

@@ -1,5 +1,6 @@
 """Each row is in the table once: killed at any point, two at a time, whatever becomes of the log."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.lake.archiver import Told
 from penstock.lake.table import Overtaken, Table, doubles_of, gaps_of
 from penstock.log.backup.listing import Listed, Listing, list_files
 from penstock.log.backup.restoring import fill, finish, plan
@@ -41,6 +43,43 @@ def test_killed_archiver_goes_on(tmp_path: Path, when: str, method: str, number:
     assert killed.returncode == -signal.SIGKILL
     archived(data, path, turns=12, rows=70).close()
     assert_complete(data, path)
+
+
+def test_what_a_killed_archiver_has_committed_is_synced_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention goes by what is told, and a commit that is not on the disk is lost with the power."""
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    filled(data, {"orders": 30})
+    killed = archived(data, path, turns=0)
+    with monkeypatch.context() as context:
+        context.setattr(Table, "_sync_log", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            killed.turn(1000.0)
+    killed.close()
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def seen(handle: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    told: list[set[str]] = []
+
+    def tell(what: Told) -> None:
+        if any(what.held.get("messages", {}).values()):
+            told.append(set(synced))
+
+    archived(data, path, tell=tell).close()
+    table = Table(path, "messages").open()
+    log = f"{table.folder}/_delta_log"
+    (file,) = {table.place(it) for it in table.spans()}
+    assert {log, f"{log}/{1:020d}.json", file, str(Path(file).parent), table.folder} <= told[0]
+
+
+def _dies(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_one_of_two_archivers_is_overtaken(tmp_path: Path) -> None:

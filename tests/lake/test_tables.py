@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,25 @@ def test_file_without_statistics_is_refused(tmp_path: Path) -> None:
     log.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(LakeError, match="has no statistics"):
         archived(data, path)
+
+
+def test_statistics_are_of_all_rows_where_a_clock_was_set_back(tmp_path: Path) -> None:
+    """Whoever asks for a time leaves out the files that say they have none of it."""
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    day = now_us() // DAY_US * DAY_US - DAY_US
+    log = open_log(data, day)
+    for at_us in (day + 20_000_000, day + 30_000_000, day + 10_000_000, day + 20_000_000):
+        put(log, "orders", [b"x"], at_us)
+    log.close(day + 30_000_001)
+    archived(data, path).close()
+    table = Table(path, "messages").open()
+    late, early = (datetime.fromtimestamp(day // 1_000_000 + it, UTC) for it in (25, 15))
+    rows = table.delta.to_pyarrow_table(filters=[("timestamp", ">", late)])
+    assert rows["offset"].to_pylist() == [1]
+    rows = table.delta.to_pyarrow_table(filters=[("timestamp", "<", early)])
+    assert rows["offset"].to_pylist() == [2]
+    (span,) = table.spans()
+    assert span.last_us == day + 30_000_000
 
 
 def test_types_are_those_of_the_view(tmp_path: Path) -> None:
