@@ -35,6 +35,7 @@ from penstock.common.secret_file import (
     TOKEN_FILE_VARIABLE,
     TOKEN_VARIABLE,
     exposed,
+    sendable,
     token_around,
     token_from,
     token_in,
@@ -199,7 +200,7 @@ def token_given(args: argparse.Namespace) -> str | None:
         else:
             args.token = token_from(sys.stdin.fileno())
         args.token_file = None
-    return args.token or None
+    return sendable(args.token, "the token") if args.token else None
 
 
 def warn(warning: str | None) -> None:

@@ -5,7 +5,7 @@ Rules that always hold:
   * What a file holds is in no error and no warning.
   * A file of somebody else's that its group may read is how a service is given its own: no warning.
 
-How it fails: `WrongTokenFile`, one line that says what to do.
+How it fails: `WrongToken`, one line that says what to do.
 """
 
 import os
@@ -23,14 +23,14 @@ TOKEN_FILE_VARIABLE: Final = "PENSTOCK_TOKEN_FILE"
 TOKEN_BYTES_MAX: Final = 4096
 
 
-class WrongTokenFile(PenstockError):
+class WrongToken(PenstockError):
     """There is no token in it that could be sent."""
 
 
 def token_around(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The token that the environment gives, itself or by a file, and a warning about that file, or None."""
     if token := environ.get(TOKEN_VARIABLE):
-        return token, None
+        return sendable(token, TOKEN_VARIABLE), None
     if path := environ.get(TOKEN_FILE_VARIABLE):
         return token_in(path), exposed(path)
     return None, None
@@ -43,7 +43,7 @@ def token_in(path: str) -> str:
             return _checked(file.read(TOKEN_BYTES_MAX + 2), path)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         why = getattr(error, "strerror", None) or error
-        raise WrongTokenFile(
+        raise WrongToken(
             f"{printable(path)}: {why}; name a file that this user may read, with the token in it"
         ) from None
 
@@ -59,10 +59,18 @@ def token_from(number: int) -> str:
 def _checked(text: bytes, where: str) -> str:
     token = text.strip()
     if len(token) > TOKEN_BYTES_MAX or not re.fullmatch(rb"[!-~]+", token):
-        raise WrongTokenFile(
+        raise WrongToken(
             f"{printable(where)} has no token in it: it should be one line of printable ASCII without blanks"
         )
     return token.decode()
+
+
+def sendable(token: str, where: str) -> str:
+    """A token that is given as it is, without the end of its line: no header can have that in it."""
+    token = token.strip()
+    if not re.fullmatch("[ -~]+", token):
+        raise WrongToken(f"{where} has a character in it that no token has; use printable ASCII")
+    return token
 
 
 def exposed(path: str) -> str | None:

@@ -25,7 +25,7 @@ from typing import Any, Final
 from penstock.client.errors import NotSupported
 from penstock.client.url import parse_url
 from penstock.common.kinds import Fitting, Seconds, Switch, Whole, Word, WrongValue
-from penstock.common.secret_file import token_around
+from penstock.common.secret_file import WrongToken, sendable, token_around
 from penstock.errors import PenstockError
 from penstock.log.tables import VIEWS
 from penstock.model.life import Reason
@@ -84,6 +84,13 @@ def _text(text: str) -> str:
     if not text.strip():
         raise WrongOption("it is empty; leave the option out, or say something")
     return text.strip()
+
+
+def _token(text: str) -> str:
+    try:
+        return sendable(_text(text), "it")
+    except WrongToken as error:
+        raise WrongOption(str(error)) from None
 
 
 def _queue(text: str) -> str:
@@ -255,7 +262,7 @@ _NO_TRIGGERS: Final = {BATCH: "a batch has no triggers; use endingOffsets to rea
 
 READING: Final = (
     Option("url", _url, URL_DEFAULT),
-    Option("token", _text),
+    Option("token", _token),
     Option("subscribe", _queues),
     Option("subscribePattern", _pattern),
     Option("view", _view, "messages"),
@@ -299,7 +306,7 @@ READING: Final = (
 )
 WRITING: Final = (
     Option("url", _url, URL_DEFAULT),
-    Option("token", _text),
+    Option("token", _token),
     Option("queue", _queue),
     Option(
         "transactionId",

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.common.secret_file import (
     TOKEN_BYTES_MAX,
-    WrongTokenFile,
+    WrongToken,
     exposed,
     token_around,
     token_from,
@@ -36,7 +36,7 @@ def test_a_file_with_a_token(file: Path, text: str) -> None:
 )
 def test_a_file_without_one(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(WrongTokenFile, match="one line of printable ASCII") as error:
+    with pytest.raises(WrongToken, match="one line of printable ASCII") as error:
         token_in(str(file))
     assert not text.strip() or text.strip() not in str(error.value)
 
@@ -51,7 +51,7 @@ def test_a_file_without_one(file: Path, text: str) -> None:
     ],
 )
 def test_what_is_no_file_to_read(path: str, why: str) -> None:
-    with pytest.raises(WrongTokenFile, match=why):
+    with pytest.raises(WrongToken, match=why):
         token_in(path)
 
 
@@ -67,7 +67,7 @@ def test_of_a_stream_one_line_is_read() -> None:
 
 
 def test_a_line_that_does_not_end_is_not_read_to_its_end() -> None:
-    with open("/dev/zero", "rb") as zeros, pytest.raises(WrongTokenFile, match="standard input has no token"):
+    with open("/dev/zero", "rb") as zeros, pytest.raises(WrongToken, match="standard input has no token"):
         token_from(zeros.fileno())
 
 
@@ -99,6 +99,11 @@ def test_the_environment(file: Path) -> None:
     assert token_around({"PENSTOCK_TOKEN": "", "PENSTOCK_TOKEN_FILE": ""}) == (None, None)
     assert token_around({"PENSTOCK_TOKEN_FILE": str(file)}) == (TOKEN, None)
     assert token_around({"PENSTOCK_TOKEN": "itself", "PENSTOCK_TOKEN_FILE": "/nowhere"}) == ("itself", None)
+    assert token_around({"PENSTOCK_TOKEN": f"{TOKEN}\n"}) == (TOKEN, None)
+    for text in (f"{TOKEN}\nX: y", f"{TOKEN}ü", " \n"):
+        with pytest.raises(WrongToken, match="PENSTOCK_TOKEN has a character in it that no token") as error:
+            token_around({"PENSTOCK_TOKEN": text})
+        assert TOKEN not in str(error.value)
     file.chmod(0o644)
     token, warning = token_around({"PENSTOCK_TOKEN_FILE": str(file)})
     assert token == TOKEN
