@@ -4,7 +4,8 @@ A key that comes again while it is remembered adds nothing and gets the first an
 is a new key, and its messages would be stored again. Memory is bounded, so that something must be forgotten:
 
     kind      what stands before the first slash of a key. Kinds do not push out each other's keys
-    series    what stands before the last slash. A stream of batches is one: `spark/QUERY/7`, `spark/QUERY/8`
+    series    what stands before the last slash. A stream of batches is one: `spark/QUERY/7`, `spark/QUERY/8`;
+              and so is a piece of each, which has its name behind the number: `spark/QUERY/7/out`
 
 Of each kind the newest `TRANSACTIONS_MAX` keys are remembered, whatever they are (of some kinds fewer, see
 `TRANSACTIONS_MAX_OF`). That is enough for a repetition that comes soon after its first try. One that comes
@@ -15,6 +16,7 @@ The rule that always holds: what is remembered is a function of the keys and the
 so that nothing else of this is written down.
 """
 
+import re
 from collections import deque
 from typing import Final
 
@@ -22,6 +24,9 @@ TRANSACTIONS_MAX: Final = 10_000
 SERIES_MAX: Final = 10_000
 TRANSACTIONS_MAX_OF: Final = {"relay/": 256}
 """Front-ends number what they relay, in the order of storing: the newest of a series tells of all others."""
+
+_PIECE: Final = re.compile("(.*/)[0-9]+/(.*[^0-9/][^/]*)")
+"""A batch's number, and the name of a piece of it behind that."""
 
 
 class Keys:
@@ -64,4 +69,5 @@ def kind_of(key: str) -> str:
 
 
 def _series(key: str) -> str:
-    return key[: key.rfind("/") + 1]
+    piece = _PIECE.fullmatch(key)
+    return key[: key.rfind("/") + 1] if piece is None else f"{piece[1]}/{piece[2]}"

@@ -51,6 +51,19 @@ def test_the_newest_are_remembered_and_of_a_series_its_last_for_long() -> None:
     assert [key for key in memory.known if "early" in key] == ["t/spark/early/3"]
 
 
+def test_pieces_of_a_stream_s_batches_are_series_as_well() -> None:
+    """Or whoever writes a batch in several pieces pushed out the last batches of all others."""
+    memory = Memory()
+    early = ["t/spark/early/7", "t/spark/early/7/out", "t/spark/early/7/expect/known"]
+    for key in early:
+        memory.add(key)
+    for number in range(TRANSACTIONS_MAX + SERIES_MAX):
+        memory.add(f"t/spark/busy/{number}/out")
+        memory.add(f"t/spark/busy/{number}/bad-records")
+    assert [key for key in memory.known if "early" in key] == early
+    assert len(memory.known) == TRANSACTIONS_MAX + len(early)
+
+
 def test_series_are_bounded_too() -> None:
     memory = Memory()
     count = TRANSACTIONS_MAX + SERIES_MAX + 5
