@@ -3,6 +3,7 @@
 How it fails: where there is no audit, or who makes the report is no admin, the report has no such section.
 """
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -22,13 +23,23 @@ def ask_audit(asks: Asks, period: Period, queues: Collection[str] | None = None)
     start, end = (
         None if us is None else f"{datetime_of(us):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z" for us in period
     )
+    lines: deque[Line] = deque(maxlen=ASKED)
+    later: list[Line] = []  # what was begun before the end has ended there
     try:
-        lines: list[Line] = asks.get("audit", last=ASKED, **{"from": start})["lines"]
+        if end is None:
+            lines += asks.get("audit", last=ASKED, **{"from": start})["lines"]
+        while end is not None and not later:
+            page = asks.get("audit", limit=ASKED, **{"from": start})  # The newest of all may be later.
+            lines += (line for line in page["lines"] if line["time"] < end)
+            later = [line for line in page["lines"] if line["time"] >= end]
+            start = page["next"]
+            if start is None:
+                break
     except PenstockError:
         return []
     return [
         line
-        for line in joined(lines)
+        for line in joined([*lines, *later])
         if (end is None or line["time"] < end) and (queues is None or line.get("queue", "") in ("", *queues))
     ]
 

@@ -3,7 +3,9 @@
 import time
 from urllib.parse import quote
 
-from penstock.report import job, tables
+import pytest
+
+from penstock.report import audit, job, tables
 from penstock.report.audit import ASKED, SHOWN, ask_audit
 from penstock.report.figures import figures_of
 from penstock.report.page import render
@@ -23,7 +25,9 @@ def page_of(lines: list[dict[str, object]]) -> Page:
     return Page(render(figures_of(*job.Result(None, tables.of_nothing([]))), ABOUT, lines))
 
 
-def test_it_tells_who_did_what_and_who_was_refused(start_broker: StartBroker) -> None:
+def test_it_tells_who_did_what_and_who_was_refused(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = start_broker(config=SETTINGS)
     port = broker.ports["http"]
     with Api(port, TOKENS["root"]) as root, Api(port, TOKENS["read"]) as reader:
@@ -55,6 +59,9 @@ def test_it_tells_who_did_what_and_who_was_refused(start_broker: StartBroker) ->
     # Of other times and other queues there is nothing.
     assert [line["act"] for line in ask_audit(asks, Period(before_us), ["orders.b"])] == ["pause"]
     assert [line["act"] for line in ask_audit(asks, Period(None, before_us))] == ["start"]
+    monkeypatch.setattr(audit, "ASKED", 1)  # More has come since than is asked for.
+    assert [line["act"] for line in ask_audit(asks, Period(None, before_us))] == ["start"]
+    assert len(ask_audit(asks, Period(None, time.time_ns() // 1000))) == 1
     asks.close()
     asks = Broker(f"http://127.0.0.1:{port}", TOKENS["read"])
     assert ask_audit(asks, Period()) == []
