@@ -220,9 +220,10 @@ def _rescued(parse: Parse, columns: list[str]) -> Column:
         return left
 
     left = sql.map_filter(raw, is_left)
-    # What no variant can be, such as an object that names a member twice, is there as it came.
+    names = sql.map_keys(raw)
+    # An object that names a member twice, which no variant can be, is there as it came.
     return (
-        sql.when(raw.isNull(), _text(parse))
+        sql.when(raw.isNull() | (sql.size(sql.array_distinct(names)) < sql.size(names)), _text(parse))
         .when(sql.size(left) > 0, sql.to_json(left))
         .when(inside, sql.to_json(raw))
     )

@@ -224,9 +224,11 @@ def test_what_does_not_fit_is_rescued(spark: SparkSession) -> None:
         b'{"id":7,"n":{"a":1,"b":2},"l":[null,{"m":{"k":{"c":1}}}]}',
         b'{"id":8,"n":null,"l":[{},{"m":{"j":null,"k":{"c":1,"d":2}}}]}',
         b"no json",
+        b'{"id":9,"tag":"one","tag":"two"}',
     ]
     fits, others = split(frame_of(spark, payloads), parse)
     rows = {row.id: row for row in fits.collect()}
+    assert rows.pop(9)["_rescued"] == payloads[-1].decode()
     assert {number: row["_rescued"] and json.loads(row["_rescued"]) for number, row in rows.items()} == {
         1: None,
         2: {"more": {"b": [1]}},
