@@ -68,12 +68,14 @@ class Archive:
         """Parts for the table, and what is left for the log."""
         parts: list[Part] = []
         rest: list[Range] = []
-        early = [whole for whole in ranges if whole.start < min(starts.get(whole.queue, 0), whole.end)]
-        spans = self._spans(broker) if early else []
+        spans: dict[tuple[str, str], list[Span]] = {}
+        if any(_is_early(whole, starts) for whole in ranges):
+            for span in self._spans(broker):
+                spans.setdefault((span.queue, span.identity), []).append(span)
         for whole in ranges:
-            its = [it for it in spans if (it.queue, it.identity) == (whole.queue, whole.identity)]
-            end = min(max(it.end for it in its), whole.end) if its else whole.start
-            if whole not in early or end <= whole.start:
+            its = spans.get((whole.queue, whole.identity), []) if _is_early(whole, starts) else []
+            end = min(max((it.end for it in its), default=whole.start), whole.end)
+            if end <= whole.start:
                 rest.append(whole)
                 continue
             pieces = chain.from_iterable(split([whole._replace(end=end)], min_partitions))
@@ -102,6 +104,11 @@ class Archive:
 
     def _spans(self, broker: Broker) -> "list[Span]":
         return _spans(self.table(broker))
+
+
+def _is_early(whole: Range, starts: Mapping[str, int]) -> bool:
+    """Whether there is something in a range that the log, which begins at `starts`, has no more."""
+    return whole.start < min(starts.get(whole.queue, 0), whole.end)
 
 
 def _spans(table: "Table", queue: str | None = None) -> "list[Span]":

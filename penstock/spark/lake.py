@@ -148,7 +148,9 @@ def _rows(spark: SparkSession, found: _Archive, queue: str, end: int, fail_on_da
     stored = StructType([schema[name] for name in columns])
     table = found.table
     if table.folder is not None:
-        rows = spark.read.schema(stored).parquet(*(f"file:{table.place(span)}" for span in spans))
+        # Names of folders are no patterns.
+        reading = spark.read.schema(stored).option("__globPaths__", "false")
+        rows = reading.parquet(*(f"file:{table.place(span)}" for span in spans))
     else:
         # A task for every million rows: a worker is quicker than it is started.
         tasks = max(sum(span.rows for span in spans) // FILES_PER_TASK_ROWS, 1)

@@ -91,7 +91,7 @@ def test_names_of_queues_that_are_no_names_of_files(
     spark: SparkSession, start_broker: StartBroker, tmp_path: Path
 ) -> None:
     broker, name = (
-        start_broker("--archive-path", str(tmp_path / "lake"), "--archive-seconds", "3600"),
+        start_broker("--archive-path", str(tmp_path / "{a,b}[c]*" / "lake"), "--archive-seconds", "3600"),
         "a/b ä%=*",
     )
     send(broker, name, [b"x"])
