@@ -188,6 +188,8 @@ class QueueSink(SinkWriter):
     def __init__(self, sink: Sink, source: Source) -> None:
         self._sink = sink
         self._options = {**broker_of(source), **sink.options}
+        if "token" not in sink.options and self._options.get("url") != source.options.get("url"):
+            self._options.pop("token", None)  # It is another broker's, which must not see it.
         self._suffix = f"/{sink.name}" if sink.name else ""
 
     def write(self, frame: DataFrame, query_id: str, batch_id: int) -> int:

@@ -8,8 +8,15 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.batchwise import DeltaSink, FileSink, OthersFiles, WrongColumns, check_columns
-from penstock.pipeline.model import Sink
+from penstock.pipeline.batchwise import (
+    DeltaSink,
+    FileSink,
+    OthersFiles,
+    QueueSink,
+    WrongColumns,
+    check_columns,
+)
+from penstock.pipeline.model import Sink, Source
 
 TABLE = pa.table({"id": [1], "region": ["north"]})
 
@@ -41,6 +48,21 @@ def test_the_order_of_columns_does_not_matter(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path), TABLE)
     write_deltalake(str(tmp_path), rows, mode="append")
     check_columns(str(tmp_path), TABLE.column_names, rows.column_names)
+
+
+@pytest.mark.parametrize(
+    ("said", "token"),
+    [
+        ({}, "secret"),
+        ({"url": "http://a:1"}, "secret"),
+        ({"url": "http://b:1"}, None),
+        ({"url": "http://b:1", "token": "its own"}, "its own"),
+    ],
+)
+def test_a_token_is_not_shown_to_another_broker(said: dict[str, str], token: str | None) -> None:
+    source = Source("input", {"url": "http://a:1", "token": "secret"}, "messages", None, None)
+    sink = QueueSink(Sink("penstock", "append", {"queue": "out", **said}, ()), source)
+    assert sink._options.get("token") == token
 
 
 def test_a_batch_with_a_new_column_is_refused_or_merged(spark: SparkSession, tmp_path: Path) -> None:
