@@ -179,6 +179,7 @@ class _Reader(Ends):
             checkpoint=checkpoint.value if checkpoint is not None else None,
             spark=run["spark"].value if "spark" in run else {},
             unjudged=tuple(self._unjudged),
+            text=self._file,
             tables=tuple(static),
             expectations=tuple(expectations),
             tests=tuple(tests),

@@ -24,7 +24,6 @@ from penstock.pipeline.flows import flows_of, streaming_graph
 from penstock.pipeline.formats import DELTA, FORMATS, PENSTOCK
 from penstock.pipeline.graph import Graph, StepFailed
 from penstock.pipeline.model import Pipeline, Sink
-from penstock.pipeline.sections import expanded_file
 from penstock.spark.options import STREAM, write_options
 from penstock.spark.writing_columns import check_columns, columns_for
 
@@ -34,7 +33,7 @@ NEAR: Final = 0.85
 
 def mistakes(session: SparkSession, pipeline: Pipeline) -> list[str]:
     """What is wrong with a pipeline whose file is right in itself, in the order of its lines."""
-    file, _ = expanded_file(pipeline.file)
+    file = pipeline.text
     found = [*_settings(session, pipeline, file), *_parser_options(session, pipeline, file)]
     try:
         graph = streaming_graph(session, pipeline)
@@ -52,8 +51,7 @@ def mistakes(session: SparkSession, pipeline: Pipeline) -> list[str]:
 
 def placed(pipeline: Pipeline, error: StepFailed) -> str:
     """What is wrong, with its line."""
-    file, _ = expanded_file(pipeline.file)
-    return str(_section(file, error.section, error.number).wrong(error.why))
+    return str(_section(pipeline.text, error.section, error.number).wrong(error.why))
 
 
 def _section(file: File, name: str, number: int) -> Spot:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.common.given import File
+
 INPUT: Final = "input"
 """The view that a step finds the result of the one before it in."""
 
@@ -136,6 +138,7 @@ class Pipeline:
     checkpoint: str | None
     spark: Mapping[str, str]  # Spark's own settings
     unjudged: tuple[str, ...]  # what only Spark can tell
+    text: File = field(compare=False, repr=False)  # where the lines of mistakes are looked up
     tables: tuple[StaticTable, ...] = ()
     expectations: tuple[Expectation, ...] = ()
     tests: tuple[Test, ...] = field(default=())

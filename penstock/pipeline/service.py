@@ -31,7 +31,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from penstock.common.text import printable
-from penstock.errors import PenstockError
+from penstock.pipeline.failures import cause_of
 from penstock.pipeline.file import PipelineMistakes
 from penstock.pipeline.flows import reader_of
 from penstock.pipeline.formats import APPEND, DELTA, FORMATS
@@ -237,8 +237,8 @@ class Service:
                 mistakes = self._new_run(pipeline, self._new_teller(pipeline.name), None).check()
         except PipelineMistakes as error:
             mistakes = list(error.lines)
-        except PenstockError as error:
-            mistakes = [f"{path}: {error}"]
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+            mistakes = [f"{path}: {cause_of(error)}"]
         if mistakes:
             self._refuse(path, "; ".join(mistakes))
             return

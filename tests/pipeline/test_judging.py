@@ -81,6 +81,13 @@ def test_what_run_would_refuse_is_told_with_its_line(rig: Rig) -> None:
             assert re.match(pattern, line), line
 
 
+def test_lines_are_those_of_the_file_as_it_was_read(rig: Rig) -> None:
+    """Somebody may change it, or take it away, while Spark looks."""
+    pipeline = rig.pipeline("judged", FINE.replace('"region"\n', '"regoin"\n'))
+    (rig.folder / "judged.toml").write_text('name = "judged"\n')
+    assert "line 14: [sink] partitionBy: " in rig.new_run(pipeline).check()[0]
+
+
 def test_a_setting_that_cannot_be_so_is_one_line(rig: Rig) -> None:
     pipeline = rig.pipeline("wrong-value", FINE.replace("= 3", '= "many"'))
     with pytest.raises(PipelineFailed, match=r"wrong-value: .*spark\.sql\.shuffle\.partitions"):

@@ -337,6 +337,23 @@ def test_what_a_file_says_counts_when_it_was_said_twice(tmp_path: Path) -> None:
     assert files.look() == {}
 
 
+def test_whatever_a_file_raises_ends_no_service(tmp_path: Path) -> None:
+    (tmp_path / "odd.toml").write_text("")
+
+    def fails(path: str) -> Any:
+        raise KeyError(path)
+
+    said: list[tuple[str, ...]] = []
+    nothing: Any = None  # what is not asked for
+    service = Service(
+        Files([str(tmp_path)]), nothing, fails, nothing, lambda *them: said.append(them), once=True
+    )
+    service._look()
+    ((name, state, why),) = said
+    assert (name, state) == (str(tmp_path / "odd.toml"), "not taken")
+    assert "odd.toml" in why
+
+
 def test_a_folder_in_which_nothing_is_to_be_run_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
