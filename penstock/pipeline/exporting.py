@@ -205,9 +205,13 @@ def _sinks(pipeline: Pipeline) -> Iterator[str]:
 def _fanned_out(view: str, queue: str, names: list[str]) -> str:
     """As SQL: a frame of which a column is dropped would be looked at before its view is there."""
     texts = PLACE.split(queue)  # every second one is a column
-    parts = [f"cast(`{it}` as string)" if at % 2 else f"'{it}'" for at, it in enumerate(texts)]
+    parts = [f"cast(`{it}` as string)" if at % 2 else _quoted(it) for at, it in enumerate(texts)]
     left_out = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
     return f"select * except ({left_out}), concat({', '.join(parts)}) as queue from STREAM({_view_of(view)})"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _sink(name: str, its_format: str, options: dict[str, str], frame: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from penstock.errors import PenstockError
 from penstock.pipeline.ddl import quoted
 from penstock.spark.api import Broker
 from penstock.spark.offsets import extents_of
-from penstock.spark.options import BATCH, COPIES, read_options
+from penstock.spark.options import BATCH, COPIES, of_queue, read_options
 
 SAMPLE: Final = 1000
 FORMATS: Final = ("json", "csv")
@@ -23,7 +23,7 @@ class NothingToInfer(PenstockError):
 
 def inferred(session: SparkSession, queue: str, options: dict[str, str], its_format: str, sample: int) -> str:
     """The section, as a file has it, with a comment that says what it was made of."""
-    said = {**options, "subscribe": queue}
+    said = {**options, **of_queue(queue)}
     read = read_options(said, BATCH)
     with closing(Broker(read.url, read.token, read.retry_seconds).in_haste()) as broker:
         extent = extents_of(broker, read).get(queue)

@@ -26,8 +26,8 @@ from pyspark.sql.types import StructType
 
 from penstock.lake.table import NoTable, Span, Table, gaps_of
 from penstock.spark.api import Broker
-from penstock.spark.offsets import DataLost, Extent
-from penstock.spark.options import RETRY_SECONDS_DEFAULT, WrongOption
+from penstock.spark.offsets import DataLost, Extent, extents_of
+from penstock.spark.options import BATCH, RETRY_SECONDS_DEFAULT, WrongOption, of_queue, read_options
 from penstock.spark.source import schema_of
 
 if TYPE_CHECKING:
@@ -64,13 +64,12 @@ def _archive(
             spans = table.open().spans(queue)
         except NoTable:
             spans = []
-        rows = broker.get("offsets", queues=queue)["queues"]  # Behind the table, which goes on growing.
+        # Behind the table, which goes on growing.
+        extent = extents_of(broker, read_options(of_queue(queue), BATCH)).get(queue)
     finally:
         broker.close()
-    if not rows:
+    if extent is None:
         raise WrongOption(f"{url}: there is no queue {queue!r}")
-    (row,) = rows
-    extent = Extent(row["offset_start"], row["offset_end"], row["identity"])
     return _Archive(extent, table, [it for it in spans if it.identity == extent.identity], headers)
 
 
@@ -115,7 +114,7 @@ def history(
             f"queue {queue!r}: the table has offsets up to {found.end - 1}, and the log ends before "
             f"{found.extent.end}: it was put back from a copy; `penstock archive check` says more"
         )
-    reader = spark.read.format("penstock").option("url", url).option("subscribe", queue)
+    reader = spark.read.format("penstock").option("url", url).options(**of_queue(queue))
     reader = reader.option("startingOffsets", json.dumps({queue: found.end}))
     reader = reader.option("endingOffsets", json.dumps({queue: found.extent.end}))
     # Whatever goes from there to the table until it is read.

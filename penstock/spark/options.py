@@ -423,6 +423,11 @@ class WriteOptions:
     retry_seconds: float
 
 
+def of_queue(queue: str) -> dict[str, str]:
+    """The option that reads one queue, whatever its name has in it."""
+    return {"subscribePattern": re.escape(queue)} if "," in queue else {"subscribe": queue}
+
+
 def view_of(options: Mapping[str, str]) -> tuple[str, bool]:
     """The view, and whether it has headers: what decides the schema, which Spark asks for before it says what
     kind of query it is."""

@@ -5,8 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from penstock.pipeline.exporting import NotExported, export
+from penstock.pipeline.exporting import NotExported, _fanned_out, export
 from tests.pipeline.rig import Rig, orders
 from tests.spark.test_sql_commands import COMMANDS, run
 
@@ -44,6 +45,12 @@ path = "FOLDER/files"
 [run]
 checkpoint = "FOLDER/checkpoint"
 """
+
+
+def test_a_queue_s_name_is_a_text_of_sql(spark: SparkSession) -> None:
+    spark.createDataFrame([("north", 1)], "region string, value int").createOrReplaceTempView("quoted")
+    sql = _fanned_out("quoted", "o'b\\ri.{region}", ["region"]).replace("STREAM(quoted)", "quoted")
+    assert [tuple(row) for row in spark.sql(sql).collect()] == [(1, "o'b\\ri.north")]
 
 
 @pytest.mark.long

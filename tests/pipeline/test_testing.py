@@ -130,8 +130,8 @@ def test_a_schema_is_inferred_from_the_last_messages(rig: Rig) -> None:
         "# Of 4 messages of inferred, offsets 1 to 4.\n"
         '[parse]\nformat = "json"\nschema = "amount DOUBLE,id BIGINT,`o``d` BIGINT,region STRING"'
     )
-    rig.send("inferred-csv", [b"1,x,2.5", b"2,y,3"])
-    found = inferred(rig.spark, "inferred-csv", {"url": rig.url}, "csv", 10)
+    rig.send("inferred,csv", [b"1,x,2.5", b"2,y,3"])
+    found = inferred(rig.spark, "inferred,csv", {"url": rig.url}, "csv", 10)
     assert found.endswith('schema = "_c0 INT,_c1 STRING,_c2 DOUBLE"')
     rig.send("inferred-not", [b"no json"])
     with pytest.raises(NothingToInfer, match="nothing in its last 1 messages is json"):

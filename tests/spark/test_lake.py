@@ -92,7 +92,7 @@ def test_names_of_queues_that_are_no_names_of_files(
 ) -> None:
     broker, name = (
         start_broker("--archive-path", str(tmp_path / "{a,b}[c]*" / "lake"), "--archive-seconds", "3600"),
-        "a/b ä%=*",
+        "a,b/c ä%=*",
     )
     send(broker, name, [b"x"])
     with Api(broker.ports["http"]) as api:
