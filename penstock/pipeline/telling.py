@@ -27,6 +27,7 @@ from penstock.pipeline.flows import reader_of
 from penstock.pipeline.model import Pipeline, Source
 from penstock.pipeline.progress import Batch
 from penstock.spark.api import Answer, Broker, Refused
+from penstock.spark.lease import readers_of
 from penstock.spark.offsets import Positions, extents_of, starting_positions
 from penstock.spark.options import STREAM, ReadOptions, read_options
 
@@ -65,8 +66,8 @@ class Telling:
         self._wished = wished
         self._has_read = has_read
         self._others_read = others_read
-        self._others: OthersRead | None = None  # None: not asked since it was last run
-        self._held_until: dict[str, float] = {}  # by source: the other flows' readers
+        self._flows: OthersRead | None = None  # None: not asked since it was last run
+        self._held_until: dict[str, float] = {}  # by source
         self._standing = standing
         self._about: dict[str, Any] = {"kind": "pipeline", "state": RUNNING, "error": None}
         if wished is not None:
@@ -98,7 +99,7 @@ class Telling:
         with self._lock:
             self._about |= {"state": state, "error": _line(error)}
             self._since = time.monotonic()
-            self._others, self._held_until = None, {}
+            self._flows, self._held_until = None, {}
             self._retry_at = None if retry_seconds is None else self._since + retry_seconds
         self._new.set()
 
@@ -106,7 +107,7 @@ class Telling:
         """What its file says now; or why that is not taken."""
         with self._lock:
             self._pipeline, self._of_file = pipeline, file_error
-            self._others, self._held_until = None, {}
+            self._flows, self._held_until = None, {}
         self._new.set()
 
     def close(self, error: str = "", *, state: str = "") -> None:
@@ -162,38 +163,33 @@ class Telling:
     def _say(self, source: Source, about: Mapping[str, Any]) -> None:
         options, name = read_options(source.options, STREAM), reader_of(self._pipeline, source)
         holds = self._wished is not None and about["state"] in HELD
+        is_due = holds and time.monotonic() > self._held_until.get(source.name, 0)
         with closing(Broker(options.url, options.token, 0)) as broker:
+            answer: Answer = None
             try:
                 answer = broker.put("readers", name, fields={"about": about})
             except Refused as error:
                 if error.name != "reader-not-found" or not holds:
                     raise
-                answer = self._hold(broker, options, name, about)
-            if holds and answer["lease_seconds_left"] < HOLD_SECONDS:
-                positions = {it["queue"]: it["position"] for it in answer["queues"]}
-                broker.put("readers", name, fields={"view": answer["view"], "positions": positions})
+            if holds and (is_due or answer is None or answer["lease_seconds_left"] < HOLD_SECONDS):
+                self._hold(broker, options, source)
+                answer = answer or broker.put("readers", name, fields={"about": about})
         self._hear(answer)
-        if holds and time.monotonic() > self._held_until.get(source.name, 0):
-            self._hold_others(options, source, name)
 
-    def _hold(self, broker: Broker, options: ReadOptions, name: str, about: Mapping[str, Any]) -> Answer:
-        """It is where it has come to, and in queues that it has never read, where it would begin."""
-        positions = starting_positions(broker, options, extents_of(broker, options))
-        positions |= {queue: at for queue, at in self._has_read().items() if queue in positions}
-        fields = {"about": about, "view": options.view, "positions": positions}
-        return broker.put("readers", name, fields=fields)
-
-    def _hold_others(self, options: ReadOptions, source: Source, name: str) -> None:
-        """The other flows are where they are, as long as none of them runs."""
-        others = self._others_read() if self._others is None else self._others
-        with closing(Broker(options.url, options.token, 0)) as broker:
-            there = extents_of(broker, options) if others else {}
-            for of, end, read in others:
-                positions = {queue: at for queue, at in read.items() if queue in there}
-                if positions and of in (None, source.name):
-                    fields = {"view": options.view, "positions": positions}
-                    broker.put("readers", name + end, fields=fields)
-        self._others, self._held_until[source.name] = others, time.monotonic() + HOLD_SECONDS / 2
+    def _hold(self, broker: Broker, options: ReadOptions, source: Source) -> None:
+        """All flows are where they have come to, as long as none of them runs. Queues that came since are
+        read from their beginning; one that has read nothing yet begins where it says."""
+        if self._flows is None:
+            self._flows = [(None, "", self._has_read()), *self._others_read()]
+        extents, name = extents_of(broker, options), reader_of(self._pipeline, source)
+        for of, end, read in self._flows:
+            if read.keys() & extents.keys():
+                positions = {queue: max(read.get(queue, 0), it.start) for queue, it in extents.items()}
+            else:
+                positions = starting_positions(broker, options, extents) if not end else {}
+            for reader, held in readers_of(name + end, positions if of in (None, source.name) else {}):
+                broker.put("readers", reader, fields={"view": options.view, "positions": held})
+        self._held_until[source.name] = time.monotonic() + HOLD_SECONDS / 2
 
     def _hear(self, answer: Answer) -> None:
         wish = answer.get("wish")

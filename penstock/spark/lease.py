@@ -15,6 +15,7 @@ Rules that always hold:
 
 import logging
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -36,6 +37,13 @@ ERROR_CHARACTERS_MAX: Final = 1000
 NO_QUEUE: Final = "queue-not-found"
 
 log = logging.getLogger("penstock.spark")
+
+
+def readers_of(name: str, positions: Positions) -> Iterator[tuple[str, Positions]]:
+    """Names of readers that together hold these positions, and which each of them holds."""
+    rows = list(positions.items())
+    for at in range(0, len(rows), READER_QUEUES):
+        yield (f"{name} ({at // READER_QUEUES + 1})" if at else name), dict(rows[at : at + READER_QUEUES])
 
 
 class Lease:
@@ -101,14 +109,12 @@ class Lease:
 
     def _tell(self) -> None:
         with self._lock:
-            positions, about = list(self._positions.items()), self._about
+            positions, about = dict(self._positions), self._about
         known = True
         capped: set[str] = set()
         failure: PenstockError | None = None
         # A queue keeps its place, so that no reader lets go of what another one does not hold yet.
-        for at in range(0, len(positions), READER_QUEUES):
-            name = f"{self._name} ({at // READER_QUEUES + 1})" if at else self._name
-            held = dict(positions[at : at + READER_QUEUES])
+        for name, held in readers_of(self._name, positions):
             try:
                 answer = self._put(name, held, about)
             except PenstockError as error:

@@ -15,6 +15,7 @@ from penstock.pipeline import telling
 from penstock.pipeline.file import read_pipeline
 from penstock.pipeline.progress import Teller
 from penstock.pipeline.service import Files, Service, shared_settings
+from penstock.spark import lease
 from tests.http.api import Api
 from tests.pipeline.rig import Files as Folder
 from tests.pipeline.rig import Rig
@@ -242,6 +243,31 @@ def test_every_query_of_a_graph_is_held_while_it_is_paused(rig: Rig, monkeypatch
         )
         held = reader(api, "q.all.complete")
         assert (held["queues"][0]["position"], held["lease_seconds_left"] > 30) == (1, True)
+
+
+def test_all_queues_of_a_pattern_are_held_while_it_is_paused(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also more than one reader can have, and those that come meanwhile."""
+    monkeypatch.setattr(telling, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "READER_QUEUES", 1)
+    for queue in ("svc-m1", "svc-m2"):
+        rig.send(queue, [b"1"])
+    pattern = relay("svc-m").replace('subscribe = "svc-m"', "subscribePattern = 'svc-m[0-9]'")
+    rig.write("m", pattern)
+
+    def held(api: Api) -> dict[str, int]:
+        rows = [it for it in api.get("/v1/readers")["readers"] if it["name"].startswith("m")]
+        return {it["queue"]: it["position"] for row in rows for it in row["queues"]}
+
+    with rig.api() as api, kept(rig.spark, rig.folder):
+        until_out(rig, "svc-m", b"1", b"1")
+        wish(api, "m", "pause")
+        until_state(api, "m", "paused")
+        rig.send("svc-m3", [b"1"])
+        until(lambda: held(api) == {"svc-m1": 1, "svc-m2": 1, "svc-m3": 0}, "all to be held", SECONDS)
+        names = [it["name"] for it in api.get("/v1/readers")["readers"]]
+        assert {"m", "m (2)", "m (3)"} <= {*names}
 
 
 @pytest.mark.long
