@@ -184,7 +184,10 @@ class Telling:
         extents, name = extents_of(broker, options), reader_of(self._pipeline, source)
         for of, end, read in self._flows:
             if read.keys() & extents.keys():
-                positions = {queue: max(read.get(queue, 0), it.start) for queue, it in extents.items()}
+                positions = {
+                    queue: at if it.start < (at := read.get(queue, 0)) <= it.end else it.start
+                    for queue, it in extents.items()
+                }
             else:
                 positions = starting_positions(broker, options, extents) if not end else {}
             for reader, held in readers_of(name + end, positions if of in (None, source.name) else {}):

@@ -5,6 +5,7 @@ Streaming offsets are positions by queue, `{"orders": 42}`, which is also what `
 queue that they do not name has not been seen yet, and is read from 0 on when it comes. Under a name that no
 queue has, `IDENTITIES`, they say which queues these were: one that is deleted and made again is another, and
 its messages are no continuation. Checkpoints of earlier versions do not say it, and are taken at their word.
+There too, and under that name again, stands the view, where it is not `messages`.
 
 Rules that always hold:
   * Ends are synced ends: nothing that a query has seen can be taken back.
@@ -35,6 +36,7 @@ Identities = dict[str, str]
 Offset = dict[str, Any]  # positions, and identities under their name
 
 IDENTITIES: Final = ""
+MESSAGES: Final = "messages"
 
 
 class DataLost(PenstockError):
@@ -100,10 +102,12 @@ def identities_of(offset: Offset) -> Identities:
     return identities
 
 
-def offset_of(positions: Positions, extents: Mapping[str, Extent]) -> Offset:
+def offset_of(positions: Positions, extents: Mapping[str, Extent], view: str = MESSAGES) -> Offset:
     """In order, because Spark compares offsets as texts."""
     queues = sorted(positions)
     identities = {queue: extents[queue].identity for queue in queues if extents[queue].identity}
+    if identities and view != MESSAGES:
+        identities = {IDENTITIES: view, **identities}
     return {**({IDENTITIES: identities} if identities else {}), **{it: positions[it] for it in queues}}
 
 
@@ -201,6 +205,7 @@ def _listed(names: Sequence[str]) -> str:
 GO_ON: Final = "set failOnDataLoss to false to go on with what is there"
 _HOLD: Final = f"{GO_ON}. The option reader makes the broker keep what a stream has not read yet"
 _ANEW: Final = f"begin with a new checkpoint, or {GO_ON}"
+_OTHER_VIEW: Final = f"{_ANEW}, though it counts something else"
 _OTHER_LOG: Final = (
     f"was it deleted, or is it another broker, or another data folder? If that is right, {_ANEW}"
 )
@@ -232,6 +237,14 @@ def kept_position(
         lost(options, f"queue {queue!r} ends at {extent.end}, but was read up to {position}", _OTHER_LOG)
         return extent.start
     return position
+
+
+def check_view(options: ReadOptions, offset: Offset) -> None:
+    """DataLost where the positions of a checkpoint count something else than this query does."""
+    identities = identities_of(offset)
+    view = identities.get(IDENTITIES, MESSAGES)
+    if identities and view != options.view:
+        lost(options, f"the checkpoint is of view {view!r}, and {options.view!r} is read", _OTHER_VIEW)
 
 
 def counted(options: ReadOptions) -> str:

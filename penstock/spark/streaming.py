@@ -41,6 +41,7 @@ from penstock.spark.offsets import (
     Extent,
     Offset,
     Positions,
+    check_view,
     extents_of,
     identities_of,
     kept_position,
@@ -92,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             finally:
                 broker.close()
             self._hold(positions)
-            self._initial = offset_of(positions, extents)
+            self._initial = offset_of(positions, extents, self._options.view)
             self._plans_first = self._options.begins_at_ends
         return self._initial
 
@@ -118,6 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._plans_first:
             self._plans_first = False
             return start
+        check_view(self._options, start)
         time.sleep(self._idle_seconds)
         began = time.monotonic()
         before, identities = positions_of(start), identities_of(start)
@@ -154,7 +156,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not isinstance(limit, ReadAllAvailable):
                 waiting = self._limited(positions, waiting)
             end = offset_of(
-                {queue: position + waiting.get(queue, 0) for queue, position in positions.items()}, extents
+                {queue: position + waiting.get(queue, 0) for queue, position in positions.items()},
+                extents,
+                self._options.view,
             )
         took = time.monotonic() - began
         self._idle_seconds = min(IDLE_SHARE * took, IDLE_SECONDS_MAX) if end == start else 0.0
@@ -224,6 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _partitions(self, start: Offset, end: Offset) -> Sequence[Piece]:
         self._plans_first = False
+        check_view(self._options, end)
         before, ends = positions_of(start), positions_of(end)
         known, identities = identities_of(start), identities_of(end)
         for queue, identity in identities.items():

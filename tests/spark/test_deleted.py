@@ -15,7 +15,7 @@ from penstock.spark.streaming import StreamReader
 from tests.http.api import Api
 from tests.http.morgue import path_of, reject
 from tests.server.harness import BrokerProcess, until
-from tests.spark.rig import Gathering, Queues, values
+from tests.spark.rig import Gathering, Queues, send, url_of, values
 from tests.spark.test_redrive_at_scale import dead, redrive
 
 TOLD = "was deleted, and another of that name stands now"
@@ -51,6 +51,28 @@ def test_a_query_that_is_started_again_is_told(queues: Queues, api: Api, tmp_pat
         assert gathering.all().of("deleted.later") == Counter(values(50, 1000))
         queues.send("deleted.later", values(5, 2000))
         assert gathering.all().of("deleted.later") == Counter(values(50, 1000) + values(5, 2000))
+
+
+def test_a_checkpoint_of_another_view_is_told(broker: BrokerProcess) -> None:
+    """Numbers of events are no offsets: what is between them would be left out."""
+    send(broker, "deleted.view", values(5))
+    said = {"url": url_of(broker), "subscribe": "deleted.view", "startingOffsets": "earliest"}
+    views = ("messages", "events")
+    options = {view: read_options({**said, "view": view}, STREAM) for view in views}
+    start, end = {}, {}
+    for view, other in zip(views, reversed(views), strict=True):
+        reader = StreamReader(options[view], schema_of(view))
+        start[view] = reader.initialOffset()
+        end[view] = reader.latestOffset(start[view], ReadAllAvailable())
+        assert len(reader.partitions(start[view], end[view])) == 1
+        reader.stop()
+        reader = StreamReader(options[other], schema_of(other))
+        told = f"the checkpoint is of view '{view}', and '{other}' is read; begin with a new checkpoint"
+        with pytest.raises(DataLost, match=told):
+            reader.latestOffset(end[view], ReadAllAvailable())
+        with pytest.raises(DataLost, match=told):
+            reader.partitions(reader.initialOffset(), end[view])
+        reader.stop()
 
 
 def test_a_query_that_runs_is_told(queues: Queues, api: Api, tmp_path: Path) -> None:
