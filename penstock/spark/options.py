@@ -207,7 +207,7 @@ def _by_queue(text: str) -> dict[str, Any] | None:
     """A JSON object; None where it is none, or has nothing in it."""
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return given if isinstance(given, dict) and given else None
 

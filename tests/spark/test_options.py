@@ -183,6 +183,7 @@ REFUSED = [
     ),
     (BATCH, "url", "http://a,", "option 'url': 'http://a,': a host is missing"),
     (BATCH, "token", " ", "option 'token': it is empty"),
+    (STREAM, "startingOffsets", "[" * 100_000, "is none of earliest, latest and JSON with a number"),
     (STREAM, "token", "s3\nX: y", "option 'token': it has a character in it that no token has"),
     (BATCH, "subscribe", " , ", "option 'subscribe': it names no queue"),
     (BATCH, "subscribe", "orders.dead", "the door to the dead letters of 'orders'"),
