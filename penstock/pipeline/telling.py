@@ -70,8 +70,7 @@ class Telling:
         self._held_until: dict[str, float] = {}  # by source
         self._standing = standing
         self._about: dict[str, Any] = {"kind": "pipeline", "state": RUNNING, "error": None}
-        if wished is not None:
-            self._about["wish"] = 0
+        self._wishes: dict[str, int] = {}  # by source: each broker counts by a clock of its own
         self._since = time.monotonic()
         self._retry_at: float | None = None
         self._lately = deque([(self._since, 0)])  # how many rows there were, and when
@@ -162,6 +161,8 @@ class Telling:
 
     def _say(self, source: Source, about: Mapping[str, Any]) -> None:
         options, name = read_options(source.options, STREAM), reader_of(self._pipeline, source)
+        if self._wished is not None:
+            about = {**about, "wish": self._wishes.get(source.name, 0)}
         holds = self._wished is not None and about["state"] in HELD
         is_due = holds and time.monotonic() > self._held_until.get(source.name, 0)
         with closing(Broker(options.url, options.token, 0)) as broker:
@@ -174,7 +175,7 @@ class Telling:
             if holds and (is_due or answer is None or answer["lease_seconds_left"] < HOLD_SECONDS):
                 self._hold(broker, options, source)
                 answer = answer or broker.put("readers", name, fields={"about": about})
-        self._hear(answer)
+        self._hear(source.name, answer)
 
     def _hold(self, broker: Broker, options: ReadOptions, source: Source) -> None:
         """All flows are where they have come to, as long as none of them runs. Queues that came since are
@@ -194,12 +195,11 @@ class Telling:
                 broker.put("readers", reader, fields={"view": options.view, "positions": held})
         self._held_until[source.name] = time.monotonic() + HOLD_SECONDS / 2
 
-    def _hear(self, answer: Answer) -> None:
+    def _hear(self, source: str, answer: Answer) -> None:
         wish = answer.get("wish")
-        if self._wished is None or wish is None or wish["number"] <= self._about["wish"]:
+        if self._wished is None or wish is None or wish["number"] <= self._wishes.get(source, 0):
             return
-        with self._lock:
-            self._about["wish"] = wish["number"]
+        self._wishes[source] = wish["number"]
         self._wished(wish["action"])
         self._new.set()
 

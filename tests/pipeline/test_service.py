@@ -363,6 +363,34 @@ def test_what_a_file_says_counts_when_it_was_said_twice(tmp_path: Path) -> None:
     assert files.look() == {}
 
 
+TWO = """\
+name = "two"
+[[source]]
+name = "a"
+url = "http://127.0.0.1:1"
+subscribe = "q"
+[[source]]
+name = "b"
+url = "http://127.0.0.1:2"
+subscribe = "q"
+[sink]
+from = "a"
+format = "console"
+"""
+
+
+def test_wishes_of_two_brokers_whose_clocks_differ(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(TWO)
+    pipeline = read_pipeline(str(tmp_path / "two.toml"))
+    wished: list[str] = []
+    it = telling.Telling(pipeline, dict, wished.append)
+    for _ in range(2):
+        it._hear("a", {"wish": {"action": "pause", "number": 1000}})
+        it._hear("b", {"wish": {"action": "resume", "number": 900}})
+    it._hear("b", {"wish": {"action": "pause", "number": 950}})
+    assert wished == ["pause", "resume", "pause"]
+
+
 def test_whatever_a_file_raises_ends_no_service(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text("")
 
