@@ -189,9 +189,12 @@ class Table:
         with told(self.uri):
             if make and not DeltaTable.is_deltatable(self.uri, self._options):
                 if self.folder is not None:
+                    place = self.folder
+                    self._unsynced.add(place)
+                    while not os.path.isdir(place):  # Others are somebody else's, and perhaps not to be read.
+                        place = os.path.dirname(place)
+                        self._unsynced.add(place)
                     os.makedirs(self.folder, exist_ok=True)
-                    above = os.path.dirname(self.folder)
-                    self._unsynced |= {self.folder, above, os.path.dirname(above)}
                 with suppress(CommitFailedError):  # Two who make it at once have made the same.
                     DeltaTable.create(
                         self.uri,

@@ -51,12 +51,6 @@ def test_what_a_killed_archiver_has_committed_is_synced_before_it_is_told(
     """Retention goes by what is told, and a commit that is not on the disk is lost with the power."""
     data, path = str(tmp_path / "data"), str(tmp_path / "lake")
     filled(data, {"orders": 30})
-    killed = archived(data, path, turns=0)
-    with monkeypatch.context() as context:
-        context.setattr(Table, "_sync_log", _dies)
-        with pytest.raises(KeyboardInterrupt):
-            killed.turn(1000.0)
-    killed.close()
     synced: set[str] = set()
     fsync = os.fsync
 
@@ -65,6 +59,14 @@ def test_what_a_killed_archiver_has_committed_is_synced_before_it_is_told(
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", seen)
+    killed = archived(data, path, turns=0)
+    assert {str(tmp_path), path, f"{path}/messages", f"{path}/events"} <= synced  # names that are new
+    with monkeypatch.context() as context:
+        context.setattr(Table, "_sync_log", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            killed.turn(1000.0)
+    killed.close()
+    synced.clear()
     told: list[set[str]] = []
 
     def tell(what: Told) -> None:
