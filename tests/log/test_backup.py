@@ -163,6 +163,38 @@ def test_any_time_that_is_covered_comes_back(tmp_path: Path, seed: int) -> None:
     check_same(restored(store, tmp_path / "last"), moments[-1][1], sent)
 
 
+def test_the_beginning_of_a_segment_is_not_taken_for_all_of_it(tmp_path: Path) -> None:
+    """The first backup has what had been written of it. It is gone when the second one comes, and snapshots
+    are there that name it."""
+    worker = Worker(tmp_path / "data", 1, queues=("brief", "lazy", "short"))
+    store = Store(SimDisk())
+    moments: list[tuple[int, LogState]] = []
+    sent: dict[tuple[str, int], bytes] = {}
+    for turn in range(76):
+        worker.turn()
+        worker.engine.wait()
+        if turn % 5 == 0:
+            worker.settle_down()
+            worker.engine.trim(worker.now_us)
+        worker.engine.confirm(worker.now_us, lambda error: None)
+        worker.engine.wait()
+        sent |= content_of(worker.folder)
+        moments.append((worker.now_us, replayed(str(worker.folder))[0]))
+        if turn in (15, 75):
+            take(store, Source(worker))
+        worker.now_us += 1
+    worker.engine.abandon()
+    first, second = ({it.name: it.bytes for it in backup.files} for backup in store.backups)
+    begun = list(first)[-1]
+    assert begun not in second
+    back = 0
+    for at_us, then in moments[-12:]:
+        with suppress(BackupError):
+            check_same(restored(store, tmp_path / f"at-{at_us}", at_us), then, sent)
+            back += 1
+    assert 0 < back < 12
+
+
 def test_a_gap_that_retention_has_left_is_no_defect(tmp_path: Path) -> None:
     """A restore to a time between two backups brings one snapshot, of the two that retention waits for."""
     worker = Worker(tmp_path / "data", 1)

@@ -119,7 +119,9 @@ def _written(chain: list[Backup]) -> dict[int, Kept]:
 def _starts(store: Store, chain: list[Backup], at_us: int) -> Iterator[_Start]:
     """Those that are not of later."""
     yield _Start(0, {})
-    every = {it.name: it for backup in chain for it in backup.files}
+    # Of the one that was written to, a backup has the beginning.
+    files = sorted((it for backup in chain for it in backup.files), key=lambda it: it.bytes)
+    most = {it.name: it for it in files}
     for backup in chain:
         own = {it.name: it for it in backup.files}
         if backup.time_us <= at_us:
@@ -131,9 +133,10 @@ def _starts(store: Store, chain: list[Backup], at_us: int) -> Iterator[_Start]:
                 meta, _ = parse_snapshot(b"".join(store.read(it.stored)), it.name)
             except (LogDamaged, FileNotFoundError):
                 continue
-            segments = {segment_name(*facts): time_us for *facts, _, time_us, _ in meta["segments"]}
-            if segments.keys() <= every.keys() and max(segments.values()) <= at_us:
-                named = {name: own.get(name) or every[name] for name in segments}
+            segments = [(segment_name(*facts), size) for *facts, size, _, _ in meta["segments"]]
+            is_here = all(name in most and most[name].bytes >= size for name, size in segments)
+            if is_here and max(time_us for *_, time_us, _ in meta["segments"]) <= at_us:
+                named = {name: own.get(name) or most[name] for name, _ in segments}
                 yield _Start(meta["position"], {it.name: it, **named})
 
 
