@@ -302,12 +302,12 @@ class Committer:
         self._gathering = Group()
         if at_once:
             group.synced = self.synced
+            error: Exception | None = None
             try:
                 self._put(group)
-            except OSError as error:
-                self._ended(group, None, error)
-            else:
-                self._ended(group, None, None)
+            except Exception as caught:  # noqa: BLE001 - whatever it is, what comes behind must not be written
+                error = caught
+            self._ended(group, None, error)
         else:
             self._submit(group)
 
@@ -488,7 +488,8 @@ class Committer:
         if isinstance(error, FileNotFoundError):
             advice = "Files of it were removed: put them back before the broker is started again"
         self.failed = LogFailed(
-            f"the log in {self._disk.where('')} has failed: {error}; it accepts nothing more. {advice}"
+            f"the log in {self._disk.where('')} has failed: {str(error) or repr(error)}; it accepts nothing "
+            f"more. {advice}"
         )
         self.failed.__cause__ = error
         self._on_failure(self.failed)

@@ -110,9 +110,18 @@ class Sealer:
         queue.parts_bytes = queue.parts_stored_bytes = 0
         durability = queue.policy.durability
         time_us = queue.parts_time_us
-        for columns in split_columns(join_batches(batches, time_us), self._state.settings.block_bytes):
-            block = self.message_block(queue, columns, batches[0].protocol, time_us)
-            self.add(block, sync=durability == "commit")
+        try:
+            for columns in split_columns(join_batches(batches, time_us), self._state.settings.block_bytes):
+                block = self.message_block(queue, columns, batches[0].protocol, time_us)
+                self.add(block, sync=durability == "commit")
+        except Exception as error:
+            # They have their offsets. What comes behind them without them would be stored under these.
+            self._committer.fail(error)
+            failed = self._committer.failed
+            assert failed is not None
+            for receipt in receipts or ():
+                receipt(failed)
+            raise failed from error
         for receipt in receipts or ():
             if durability == "commit":
                 self._committer.when_synced(receipt)

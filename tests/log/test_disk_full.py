@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.log import sealer
 from penstock.log.disk import Watermark
 from penstock.log.errors import DiskFull, LogError, LogFailed, LogRefused
 from penstock.log.log import Log, open_log
@@ -515,6 +516,52 @@ def test_who_commits_hears_that_the_loop_could_not_write_it() -> None:
     rig.engine.commit("key", [staged[0].stage], rig.now_us, told.append)
     assert isinstance(rig.engine.failed, LogFailed)
     assert told == [rig.engine.failed]
+
+
+class Short(SimDisk):
+    """A disk whose next write finds no memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_short = False
+
+    def enter(self, call: str, name: str) -> int:
+        if call == "write" and self.is_short:
+            self.is_short = False
+            raise MemoryError
+        return super().enter(call, name)
+
+
+def test_no_block_is_missing_among_others_for_lack_of_memory() -> None:
+    """Whatever keeps the loop from writing one: what came behind it would be lost with it by a crash."""
+    disk = Short()
+    rig = Rig(simulated(disk, LogSettings()))
+    rig.append(1)
+    rig.turn()
+    disk.is_short = True
+    rig.append(1)
+    rig.turn()
+    assert_final(rig, disk, "write")
+    assert "MemoryError" in str(rig.engine.failed)
+
+
+def test_no_batch_is_missing_among_others_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its offsets when it is accepted: what comes behind it would be stored under these."""
+    disk = SimDisk()
+    rig = Rig(simulated(disk))
+    rig.append(1)
+    rig.turn()
+    rig.append(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(sealer, "join_batches", no_memory)
+        with pytest.raises(LogFailed):
+            rig.engine.flush(rig.now_us)
+    rig.turn()
+    assert_final(rig, disk, "join")
+
+
+def no_memory(*_: object) -> None:
+    raise MemoryError
 
 
 def test_queues_that_do_not_wait_for_syncs_hear_of_a_failure() -> None:
