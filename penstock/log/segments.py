@@ -553,9 +553,17 @@ class Segments:
         if not header.flags & FLAG_ELSEWHERE:
             block = read_messages(header, body)
             self.cache(segment, block)
+            while self._cached_bytes > self._cache_bytes_max:
+                # The oldest are not in the files: while a disk is full, for as long as that takes.
+                oldest = self._oldest_in_files(self._cache)
+                if oldest is None or oldest == (segment, position):
+                    break
+                self._uncache(oldest)
             return block
         adoption = read_adoption(header, body)
         self.keep(segment, adoption)
+        if len(self._adoptions) > ADOPTIONS_MAX and (oldest := self._oldest_in_files(self._adoptions)):
+            del self._adoptions[oldest]
         return adoption
 
     def _adopted(self, adoption: Adoption, offset: int) -> Messages | None:
@@ -753,6 +761,9 @@ class Segments:
             if oldest[1] >= self._written and not oldest[0].generation:
                 break
             self._uncache(oldest)
+
+    def _oldest_in_files(self, kept: Iterable[tuple[Segment, int]]) -> tuple[Segment, int] | None:
+        return next((it for it in kept if it[1] < self._written or it[0].generation), None)
 
     def _uncache(self, key: tuple[Segment, int]) -> None:
         self._cached_bytes -= BLOCK_BYTES + self._cache.pop(key).header.body_bytes

@@ -715,6 +715,33 @@ def test_a_full_disk_frees_itself() -> None:
     assert rig.drain() == rig.sent - rig.settled
 
 
+def test_what_is_read_while_the_last_group_waits_for_room_is_not_kept() -> None:
+    """Blocks that are not in the files cannot be let go of, and they are the oldest in the cache."""
+    disk = SimDisk()
+    rig = Rig(simulated(disk, LogSettings(segment_bytes=8192, cache_bytes=2000, block_bytes=500)))
+    staged: list[StageInfo | LogError] = []
+    for number in range(40):
+        rig.append(8)
+        rig.engine.stage(f"{number}", [("staged", Batch.of([b"x"]))], rig.now_us, staged.append)
+        rig.turn()
+    for number, stage in enumerate(staged):
+        assert isinstance(stage, StageInfo)
+        if number == 39:
+            rig.append(200)
+        rig.engine.commit(f"{number}", [stage.stage], rig.now_us)
+        if number == 39:
+            disk.capacity_bytes = disk.used_bytes
+        rig.turn()
+    committer, segments = rig.engine._committer, rig.engine._state.segments
+    assert committer._stalled is not None
+    kept_bytes, kept = segments._cached_bytes, len(segments._adoptions)
+    for _ in range(40):
+        assert len(rig.consume(8)) == 8
+        assert len(rig.consume(1, "staged")) == 1
+        assert segments._cached_bytes < kept_bytes + 5000
+        assert len(segments._adoptions) <= kept
+
+
 @pytest.mark.parametrize("end", ["nobody commits it", "aborted", "commit refused"])
 def test_a_stage_that_ends_while_the_disk_is_full_does_not_keep_it_so(end: str) -> None:
     """That it is over cannot be synced before there is room, and only its own rows have to wait for that."""
