@@ -24,10 +24,11 @@ from penstock.log.block import (
 )
 from penstock.log.columns import join_batches, split_columns
 from penstock.log.committer import Committer
-from penstock.log.errors import LogFailed
+from penstock.log.errors import LogFailed, LogRefused
 from penstock.log.ledger import EVENTS_MAX, NO_ROWS, Ledger
 from penstock.log.queue import LogQueue
 from penstock.log.state import FORMAT_DELAYS, FORMAT_STAGES, LogState
+from penstock.model.ids import PART_MAX
 
 BACKGROUND_SYNC_US = 1_000_000
 """durability = none: nobody waits, but readers of the log want to see something."""
@@ -95,8 +96,13 @@ class Sealer:
                 self.format()
 
     def declare(self, name: str, now_us: int) -> LogQueue:
-        """A queue that is there from now on."""
+        """A queue that is there from now on. LogRefused where there is no number for one more."""
         number = self._state.number_last + 1
+        if number > PART_MAX:
+            raise LogRefused(
+                f"queue {name!r}: {PART_MAX} queues were made in this log, and no number is left for it; "
+                f"send to queues that are there, or begin a new log in another data folder"
+            )
         queue = self._state.declare(number, name)
         self.control({"op": "queue", "number": number, "name": name}, now_us)
         return queue

@@ -14,7 +14,6 @@ from typing import Any, Final
 from penstock.log.columns import check_batch, join_batches, split_columns, stored_bytes
 from penstock.log.committer import Committer
 from penstock.log.errors import LogFailed, LogRefused, StagesFull
-from penstock.log.queue import LogQueue
 from penstock.log.repairs import STAGE_QUEUE
 from penstock.log.results import StageInfo, StageReceipt
 from penstock.log.sealer import Sealer
@@ -84,6 +83,7 @@ class Staging:
         if not parts:
             raise LogRefused(f"transaction {key!r}: a stage without messages")
         size = self._check(parts)
+        self._declare(now_us)
         info = StageInfo(
             "",
             key,
@@ -168,17 +168,15 @@ class Staging:
         job.left_bytes -= size
         self._committer.promised_bytes -= size
 
-    def _queue(self, now_us: int) -> LogQueue:
-        queue = self._state.queues.get(STAGE_QUEUE)
-        if queue is None:
-            queue = self._sealer.declare(STAGE_QUEUE, now_us)
+    def _declare(self, now_us: int) -> None:
+        if STAGE_QUEUE not in self._state.queues:
+            self._sealer.declare(STAGE_QUEUE, now_us)
             self._sealer.format()
-        return queue
 
     def _write(self, job: _Job, index: int, batch: Batch) -> int:
         """A piece of a part; how many bytes it has."""
         stage, now_us = job.stage, job.stage.info.time_us
-        queue = self._queue(now_us)
+        queue = self._state.queues[STAGE_QUEUE]
         first = queue.next_stored
         if stage.first < 0:
             stage.first = first

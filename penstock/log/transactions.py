@@ -192,17 +192,17 @@ class Transactions:
                     return
                 parts = self._parts(key, stage_ids)
             self._check_parts(parts, sum(len(redrive.rows) for _, redrive in redrives), bounded=not steps)
+            if redrives:
+                now_us = max(now_us, self._committer.active.time_max_us)
+            queues = self._queues_of([(part.queue, part.letters >= 0) for part in parts], now_us)
             can_be_made = True
         finally:
             for _, redrive in redrives if not can_be_made else ():
                 redrive.give_up()
-        if redrives:
-            now_us = max(now_us, self._committer.active.time_max_us)
         # Another queue may have the name by now, and other letters.
         redrives = [
             (part, it) for part, it in redrives if it.taken and state.queues.get(part.queue) is it.queue
         ]
-        queues = self._queues_of([(part.queue, part.letters >= 0) for part in parts], now_us)
         self._seal_all(now_us)
         work = _Work()
         for part, redrive in redrives:

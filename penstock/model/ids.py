@@ -15,13 +15,13 @@ ID_DIGITS = 32
 ORIGIN_DIGITS = 18
 IDENTITY_DIGITS = 12
 OFFSET_MAX = (1 << 56) - 1
-_PART_MAX = (1 << 24) - 1
+PART_MAX = (1 << 24) - 1
 _HEX = frozenset(b"0123456789abcdef")
 
 
 def origin_of(log: int, queue: int, opening: int) -> bytes:
     """The part of an id that all messages of one queue and one opening share."""
-    if not (0 <= log <= _PART_MAX and 0 <= queue <= _PART_MAX and 0 <= opening <= _PART_MAX):
+    if not (0 <= log <= PART_MAX and 0 <= queue <= PART_MAX and 0 <= opening <= PART_MAX):
         raise ValueError(f"log {log}, queue {queue}, opening {opening}: each must fit in 24 bits")
     return b"%06x%06x%06x" % (log, queue, opening)
 

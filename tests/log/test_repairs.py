@@ -18,9 +18,11 @@ from penstock.log.results import StageInfo, TransactionDone
 from penstock.log.state import LogSettings
 from penstock.log.transactions import REDRIVE_RUNS
 from penstock.model.batch import Batch
+from penstock.model.ids import PART_MAX
 from penstock.model.ranges import RangeMap
 from penstock.model.words import Outcome
 from tests.log.contract_rig import named, open_slices
+from tests.log.folders import no_receipt
 from tests.log.test_retention import KEEP_NOTHING, Rig
 
 
@@ -303,6 +305,40 @@ def test_a_commit_that_nobody_ends_gives_the_letters_back(tmp_path: Path) -> Non
     assert (found.ready, found.held, found.dead) == (0, 0, 2 * MANY)
     letters = log.engine.take("orders", "a", 2 * MANY, log.now_us, dead=True)
     assert len(open_slices(letters)) == 2 * MANY
+
+
+def test_a_queue_for_which_ids_have_no_number_is_refused(tmp_path: Path) -> None:
+    """Nothing of what was sent to it is accepted, nothing is held for it, and the other queues go on."""
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, repaired = scattered(log)
+    log.engine._state.number_last = PART_MAX
+    came: list[object] = []
+    for refused in (
+        lambda: log.engine.append("more", Batch.of([b"x"]), log.now_us, came.append),
+        lambda: log.engine.transact("t", [("more", Batch.of([b"x"]))], log.now_us, came.append),
+        lambda: log.engine.declare("more", log.now_us),
+        lambda: list(log.engine.committing("k", [stage], log.now_us, came.append)),  # for its repair queue
+    ):
+        with pytest.raises(LogRefused, match="16777215 queues were made in this log"):
+            refused()
+    log.turn()
+    assert (came, log.engine.queues()) == ([], ["orders"])
+    found = log.engine.describe("orders")
+    assert (found.ready, found.held, found.dead) == (0, 0, 2 * MANY)
+    log.engine._state.number_last = 100
+    log.engine.commit("k", [stage], log.now_us)
+    assert ready(log, "orders") == repaired
+
+
+def test_a_stage_for_which_there_is_no_queue_is_in_nobodys_way(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    log.engine._state.number_last = PART_MAX
+    with pytest.raises(LogRefused, match="16777215 queues were made in this log"):
+        log.engine.stage("k", [("orders", Batch.of([b"x"]))], log.now_us, no_receipt)
+    log.engine._state.number_last = 100
+    assert log.engine.stages_count == log.engine.stages_waiting_bytes == 0
+    kill(log, "orders", [b"0"])
+    assert staged_repairs(log, "k", "orders", {0: b"repaired"})
 
 
 def test_a_commit_that_is_left_behind_its_blocks_is_carried_out(tmp_path: Path) -> None:
