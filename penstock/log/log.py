@@ -1186,7 +1186,7 @@ class Log:
     # --- now and then ----------------------------------------------------------------------------
 
     def tick(self, now_us: int) -> None:
-        """Housekeeping, some times a second: late syncs, room on the disk, snapshots."""
+        """Housekeeping, some times a second: late syncs, room on the disk, snapshots, timers."""
         if self._committer.failed is not None or self._closed:
             return
         # Added up from tick to tick: a clock that is set back must not put off a sync until it has caught up.
@@ -1198,6 +1198,7 @@ class Log:
             self._committer.want_sync()
         if not self._committer.waits_for_room:  # It could not be synced, and retention would wait for it.
             self._end_stages(now_us)
+        self._state.sweep()
         self._committer.tick()
         self.flush(now_us)
 

@@ -55,6 +55,7 @@ FORMAT_DELAYS = 3
 """From the first message on that is delayed, has headers, or was rejected with a reason in words."""
 
 STEPS_MAX = 100  # of the clock, that a queue remembers
+SWEEP_ROWS = 200  # timers that are looked at in one go: a millisecond
 AT_ONCE_US = 1  # a moment that is over in any case
 
 
@@ -313,6 +314,14 @@ class LogState:
         self.stages.step(by_us)
         for reader in list(self.readers.values()):
             self.hold(replace(reader, lease_until_us=reader.lease_until_us + by_us))
+
+    def sweep(self) -> None:
+        """Some timers of messages that are gone go."""
+        self.timers.sweep(self._has_unsettled, SWEEP_ROWS)
+
+    def _has_unsettled(self, number: int, first: int, end: int) -> bool:
+        queue = self.by_number.get(number)
+        return queue is not None and queue.pending.count_unsettled(first, end) != (0, 0)
 
     def take_changed(self) -> list[str]:
         """The queues that something has happened to since the last call, in the order of their numbers."""

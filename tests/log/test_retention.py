@@ -23,10 +23,11 @@ from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.results import TransactionDone
 from penstock.log.segments import Segment, parse_segment_name, segment_name
-from penstock.log.state import LogSettings
+from penstock.log.state import SWEEP_ROWS, LogSettings
 from penstock.model.batch import Batch
 from penstock.model.life import Event
 from penstock.model.policy import Policies
+from penstock.model.timers import SWEEP_FROM
 from penstock.model.words import Outcome
 from tests.log.canaries import compact_as_before
 from tests.log.contract_rig import (
@@ -1080,3 +1081,24 @@ def test_messages_of_a_compacted_segment_expire_when_they_should(make: Make) -> 
         log.now_us = START_US + after * SECOND
         assert len(log.take("orders")) == left  # asked before any timer is
         log.engine.give_back("orders", "ann", log.now_us, lost=False)
+
+
+def test_timers_of_what_is_gone_go_long_before_their_time(tmp_path: Path) -> None:
+    """With a TTL of a month, all that was sent in a month had one. What may still expire keeps its own."""
+    rig = Rig(tmp_path, {}, LogSettings())
+    rig.append("orders", Batch.of([b"x"] * 100, ttl_seconds=[7] * 100))
+    rig.append("deleted", Batch.of([b"x"], ttl_seconds=[7]))
+    got = rig.take("orders", 98)
+    rig.settle("orders", Outcome.ACK, got[:97])
+    numbers = {name: rig.engine._state.queues[name].number for name in ("orders", "deleted")}
+    rig.engine.delete(["deleted"], rig.now_us)
+    timers = rig.engine._state.timers
+    for at in range(SWEEP_FROM):
+        timers.add(
+            rig.now_us + at * SECOND, numbers["orders" if at % 10 else "deleted"], at % 97, at % 97 + 1
+        )
+    for _ in range(SWEEP_FROM // SWEEP_ROWS + 2):
+        rig.engine.tick(rig.now_us)
+    assert len(timers) == 1
+    rig.now_us += 8 * SECOND
+    assert [fate.end - fate.first for _, fate in rig.engine.expire(rig.now_us)] == [2]

@@ -1,5 +1,6 @@
 """Timers against a plain list, on all three levels, with a clock that also runs backwards."""
 
+import random
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.ids import OFFSET_MAX
-from penstock.model.timers import Timers
+from penstock.model.timers import SWEEP_FROM, Timers
 
 SECOND_US = 1_000_000
 SPAN_SECONDS = 1 << 10
@@ -82,12 +83,12 @@ def test_names_what_is_due_when_it_is_due(steps: list[Add | Pass | Await], hinte
         elif isinstance(step, Pass):
             now_us += step.distance_us
             check_due()
-        elif (next_us := timers.next_due_us()) is not None:
+        elif second_of:
+            next_us = min(second_of.values()) * SECOND_US
             now_us = next_us - 1
             check_due()
             now_us = next_us
             check_due()
-        assert timers.next_due_us() == (min(second_of.values()) * SECOND_US if second_of else None)
         assert bool(second_of) == bool(timers)
         listed = [
             ((key, offset), due_us) for due_us, key, first, end in timers for offset in range(first, end)
@@ -101,7 +102,6 @@ def test_names_what_is_due_when_it_is_due(steps: list[Add | Pass | Await], hinte
 
 def test_nothing_filed_is_nothing_due() -> None:
     timers: Timers[str] = Timers()
-    assert timers.next_due_us() is None
     assert timers.due(at(0)) == []
     assert len(timers) == 0
 
@@ -110,7 +110,6 @@ def test_nothing_filed_is_nothing_due() -> None:
 def test_rounds_up_to_the_second(early_us: int) -> None:
     timers: Timers[str] = Timers(at(0))
     timers.add(at(60) - early_us, "orders", 3, 7)
-    assert timers.next_due_us() == at(60)
     assert timers.due(at(60) - 1) == []
     assert timers.due(at(60)) == [("orders", 3, 7)]
     assert timers.due(at(60)) == []
@@ -121,7 +120,6 @@ def test_is_named_in_the_order_of_time_across_all_levels() -> None:
     seconds = [40 * SPAN_SECONDS**2, 3, 5 * SPAN_SECONDS, 1, 2 * SPAN_SECONDS**2, 6 * SPAN_SECONDS]
     for number, second in enumerate(seconds):
         timers.add(at(second), "orders", 10 * number, 10 * number + 1)
-    assert timers.next_due_us() == at(1)
     found = timers.due(at(41 * SPAN_SECONDS**2))
     assert [seconds[first // 10] for _, first, _ in found] == sorted(seconds)
 
@@ -131,7 +129,7 @@ def test_a_clock_that_was_set_back_makes_nothing_early_or_late() -> None:
     assert timers.due(at(100_000)) == []
     timers.add(at(50), "orders", 0, 1)  # the clock is back at 0 and the message has 50 s
     assert timers.due(at(0)) == []
-    assert timers.next_due_us() == at(50)
+    assert timers.due(at(50) - 1) == []
     assert timers.due(at(49)) == []
     assert timers.due(at(50)) == [("orders", 0, 1)]
 
@@ -243,3 +241,38 @@ def test_a_copy_stays_as_it_was_and_goes_on_by_itself() -> None:
     copy.add(at(1), "mails", 1, 2)
     assert ("mails", 1, 2) in copy.due(at(5000))
     assert (len(copy), len(timers)) == (0, 50 - 21 + 1)
+
+
+def test_what_nobody_wants_is_let_go_of_and_nothing_else() -> None:
+    """However it is spread, and whatever comes, or comes due, between two slices of a pass."""
+    rng = random.Random(1)
+    now = 0
+    swept, other = Timers[int](at(0)), Timers[int](at(0))
+    gone: set[tuple[int, int]] = set()
+
+    def is_wanted(key: int, first: int, end: int) -> bool:
+        return any((key, offset) not in gone for offset in range(first, end))
+
+    def add(number: int) -> None:
+        moment, key = at(now + rng.choice((1, 1000, 1_000_000)) * rng.randint(1, 100)), rng.randrange(50)
+        for timers in (swept, other):
+            timers.add(moment, key, 2 * number, 2 * number + 1)
+        if rng.random() < 0.9:
+            gone.add((key, 2 * number))
+
+    def due(timers: Timers[int]) -> list[tuple[int, int, int]]:
+        return sorted(it for it in timers.due(at(now)) if is_wanted(*it))
+
+    for number in range(SWEEP_FROM):
+        add(number)
+    assert len(swept) == SWEEP_FROM
+    for number in range(SWEEP_FROM, SWEEP_FROM + 300):
+        add(number)
+        swept.sweep(is_wanted, 500)
+        if number % 10 == 0:
+            now += rng.choice((1, 100, 5000))
+            assert due(swept) == due(other)
+    assert len(swept) < len(other) / 5
+    now = 1 << 30
+    assert due(swept) == due(other)
+    assert (len(swept), list(swept)) == (0, [])
