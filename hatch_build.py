@@ -58,6 +58,7 @@ MODULES = (
     "penstock/log/redrive.py",
     "penstock/log/repairs.py",
     "penstock/log/sealer.py",
+    "penstock/log/segment.py",
     "penstock/log/segments.py",
     "penstock/log/state.py",
     "penstock/log/transactions.py",

@@ -40,7 +40,7 @@ from penstock.log.queue import LogQueue
 from penstock.log.read_view import newest_generations
 from penstock.log.reader import LogReader, ReaderQueue
 from penstock.log.scan import Hole, is_blank, walk
-from penstock.log.segments import segment_name
+from penstock.log.segment import segment_name
 from penstock.model.batch import RETRIES_NONE
 from penstock.model.headers import decode_headers, encode_headers
 from penstock.model.ids import id_of

@@ -34,7 +34,8 @@ from penstock.log.block import (
     BodyReader,
 )
 from penstock.log.errors import LogRefused
-from penstock.log.reader import Block, Columns, LogReader
+from penstock.log.read_block import Block, Columns
+from penstock.log.reader import LogReader
 from penstock.log.tables import VIEWS, columns_of
 from penstock.model.ids import ID_DIGITS, ORIGIN_DIGITS, id_of
 from penstock.model.life import Event, Reason

@@ -38,7 +38,8 @@ from penstock.log.block import HEADER_BYTES, Buffer, Header, body_checksum
 from penstock.log.disk import Disk, File, SyncFailed, discard, is_full, sync_folder
 from penstock.log.errors import DiskFull, LogFailed
 from penstock.log.info import SyncInfo
-from penstock.log.segments import Index, Segment, Segments
+from penstock.log.segment import Index, Segment
+from penstock.log.segments import Segments
 from penstock.log.workers import Worker
 
 SEGMENT_BYTES_MIN = 4 * HEADER_BYTES

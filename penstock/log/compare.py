@@ -21,7 +21,7 @@ from penstock.log.block import (
 )
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
-from penstock.log.segments import Segment, merged
+from penstock.log.segment import Segment, merged
 from penstock.log.stages import stage_of
 from penstock.log.state import LogState
 from penstock.model.pending import Line

@@ -41,7 +41,7 @@ from penstock.log.read_view import newest_generations
 from penstock.log.recovery import QUARANTINE
 from penstock.log.repairs import LAST_NAME, STAGE_QUEUE, shown
 from penstock.log.scan import Hole, find_block, is_blank, walk
-from penstock.log.segments import Segment, parse_segment_name, segment_name
+from penstock.log.segment import Segment, parse_segment_name, segment_name
 from penstock.log.snapshot import (
     PREFIX,
     SNAPSHOTS_KEPT,

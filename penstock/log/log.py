@@ -82,7 +82,7 @@ from penstock.log.retention import Trimmer
 from penstock.log.rooms import living_runs
 from penstock.log.scan import Hole
 from penstock.log.sealer import Sealer
-from penstock.log.segments import Span
+from penstock.log.segment import Span
 from penstock.log.snapshot import Snapshotter
 from penstock.log.staging import Staging
 from penstock.log.state import (

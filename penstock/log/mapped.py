@@ -19,7 +19,7 @@ from penstock.log.disk import RealDisk
 from penstock.log.errors import LogDamaged
 from penstock.log.findings import rot
 from penstock.log.scan import Hole, find_block
-from penstock.log.segments import Index, Segment
+from penstock.log.segment import Index, Segment
 
 INDEX_ROWS_MAX = 1_000_000
 """Blocks that are indexed at a time, 32 bytes each."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.log.block import KIND_MESSAGES, Header
 from penstock.log.disk import Disk
 from penstock.log.scan import find_headers
-from penstock.log.segments import Segment, merged
+from penstock.log.segment import Segment, merged
 
 Doubts = dict[int, list[tuple[int, int]]]  # by queue: offsets, in order
 

@@ -21,7 +21,7 @@ from penstock.log.block import Buffer
 from penstock.log.disk import File, RealDisk, RealFile
 from penstock.log.errors import LogError
 from penstock.log.recovery import recover
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 from penstock.log.snapshot import positions_in, snapshot_name
 from penstock.log.state import LogSettings, LogState
 from penstock.model.policy import Policies

@@ -19,7 +19,7 @@ from penstock.log.disk import Disk
 from penstock.log.errors import LogDamaged, LogNewer
 from penstock.log.mapped import MappedSegments
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
-from penstock.log.segments import Index, Segment, Span, parse_segment_name
+from penstock.log.segment import Index, Segment, Span, parse_segment_name
 from penstock.log.snapshot import positions_in, read_snapshot
 from penstock.log.state import FORMAT_DELAYS, lost_name
 
@@ -61,6 +61,10 @@ class QueueView:
         self.offset_start = self.offset_end = 0
         self.event_start = self.event_end = 0
         self.forget_segments()
+
+    def extent(self, events: bool) -> tuple[int, int]:
+        """From where on it is complete, in events or offsets, and where it ends."""
+        return (self.event_start, self.event_end) if events else (self.offset_start, self.offset_end)
 
     def forget_segments(self) -> None:
         """Which segments hold something of this queue has changed."""

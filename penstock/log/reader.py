@@ -30,27 +30,17 @@ from itertools import islice
 from typing import NamedTuple, NoReturn, TypeVar
 
 from penstock.log import views
-from penstock.log.adoption import adopted_header, moved, read_adoption
-from penstock.log.block import (
-    FLAG_DELAYED,
-    FLAG_ELSEWHERE,
-    FLAG_EXPIRES,
-    FLAG_HEADERS,
-    FLAG_RETRIES,
-    KIND_MESSAGES,
-    PROTOCOLS,
-    BodyReader,
-    Header,
-    read_header,
-)
+from penstock.log.adoption import adopted_header, read_adoption
+from penstock.log.block import FLAG_ELSEWHERE, KIND_MESSAGES, Header, read_header
 from penstock.log.disk import WATERMARK, RealDisk, Watermark
 from penstock.log.errors import LogDamaged, LogError, LogRefused, QueueDeleted
 from penstock.log.mapped import MappedSegments
 from penstock.log.overlay import TRIES_MAX, LogChanging, replayed
+from penstock.log.read_block import Block, is_about
 from penstock.log.read_view import QueueView, ReadView, bounds, newest_generations
 from penstock.log.repairs import STAGE_QUEUE, is_repair_queue
 from penstock.log.results import EventRun
-from penstock.log.segments import Segment
+from penstock.log.segment import Segment
 from penstock.log.snapshot import positions_in
 from penstock.model.ids import IDENTITY_DIGITS, origin_of
 
@@ -80,86 +70,6 @@ class ReaderQueue(NamedTuple):
     event_end: int
 
 
-class Texts(NamedTuple):
-    """A column of texts: number i is data[bounds[i]:bounds[i + 1]]."""
-
-    bounds: memoryview
-    data: memoryview
-
-    def at(self, number: int) -> bytes:
-        return bytes(self.data[self.bounds[number] : self.bounds[number + 1]])
-
-
-class Columns(NamedTuple):
-    """The columns of a message block, as windows on the mapped file; see `block.py`."""
-
-    bounds: memoryview
-    payload: memoryview
-    expires: memoryview | None
-    retries: memoryview | None
-    due: memoryview | None = None
-    headers: Texts | None = None
-
-
-class Block:
-    """A block of one queue, of which the messages (or events) from `lo` to `hi` were asked for."""
-
-    __slots__ = ("_moved", "body", "header", "hi", "lo", "offset_end", "origin", "stored")
-
-    def __init__(
-        self,
-        header: Header,
-        body: memoryview,
-        origin: bytes,
-        lo: int,
-        hi: int,
-        stored: Header | None = None,
-        offset_end: int | None = None,
-    ) -> None:
-        self.header = header
-        self.body = body
-        self.origin = origin  # the first digits of the ids of a message block, see ids.py
-        self.lo = lo
-        self.hi = hi
-        # Expiries and delays of one that was adopted, when somebody has asked.
-        self._moved: list[memoryview | None] = []
-        self.stored = stored or header  # as it is in the file: a stage block's own, where it was adopted
-        self.offset_end = header.offset_end if offset_end is None else offset_end  # of what can be read here
-
-    @property
-    def protocol(self) -> str:
-        return PROTOCOLS[self.header.protocol]
-
-    def columns(self) -> Columns:
-        """The columns of a message block, from its first message to its last."""
-        reader = BodyReader(self.body)
-        count, flags = self.header.count, self.header.flags
-        ends = reader.raw(4 * count + 4).cast("i")
-        payload = reader.raw(ends[count])
-        expires = reader.raw(8 * count).cast("q") if flags & FLAG_EXPIRES else None
-        retries = reader.raw(2 * count).cast("h") if flags & FLAG_RETRIES else None
-        due = reader.raw(8 * count).cast("q") if flags & FLAG_DELAYED else None
-        headers: Texts | None = None
-        if flags & FLAG_HEADERS:
-            bounds = reader.raw(4 * count + 4).cast("i")
-            headers = Texts(bounds, reader.raw(bounds[count]))
-        if self.stored is not self.header and flags & (FLAG_EXPIRES | FLAG_DELAYED):
-            # Once: whoever goes through a block by its runs asks for each of them.
-            if not self._moved:
-                by_us = self.header.time_us - self.stored.time_us
-                self._moved = [
-                    memoryview(moved(column, by_us)) if column is not None else None
-                    for column in (expires, due)
-                ]
-            expires, due = self._moved
-        return Columns(ends, payload, expires, retries, due, headers)
-
-    def messages(self) -> list[bytes]:
-        """The payloads that were asked for, one by one. For tests and tools."""
-        ends, payload, *_ = self.columns()
-        return [bytes(payload[ends[i] : ends[i + 1]]) for i in range(self.lo, self.hi)]
-
-
 def _facts(queue: QueueView) -> ReaderQueue:
     return ReaderQueue(queue.number, queue.offset_start, queue.offset_end, queue.event_start, queue.event_end)
 
@@ -167,12 +77,6 @@ def _facts(queue: QueueView) -> ReaderQueue:
 def _look_again() -> NoReturn:
     """Rows of the stage queue go when nobody names them any more, and the view may still have who did."""
     raise FileNotFoundError
-
-
-def _is_about(header: Header, offsets: tuple[int, int]) -> bool:
-    """Whether a block may say something about messages of that range, as far as its header tells."""
-    first, end = offsets
-    return header.first_offset < end and (header.kind != KIND_MESSAGES or header.offset_end > first)
 
 
 class LogReader:
@@ -338,9 +242,7 @@ class LogReader:
     def _offset_at(self, known: QueueView, time_us: int, events: bool, living: bool) -> int:
         segments = known.segments(self._view.segments, events)
         row = bisect_left(segments, time_us, key=lambda segment: self._begins_us(segment, known, events))
-        start, end = (
-            (known.event_start, known.event_end) if events else (known.offset_start, known.offset_end)
-        )
+        start, end = known.extent(events)
         # The segment before the first one that begins at that time or later may reach into it.
         for segment in segments[max(row - 1, 0) :]:
             for header in self._rows(segment, known.number, -1, events):
@@ -356,11 +258,7 @@ class LogReader:
     def _time_at(self, known: QueueView, at: int, events: bool) -> int | None:
         number = known.number
         segments = known.segments(self._view.segments, events)
-        row = bisect_right(
-            segments,
-            at,
-            key=lambda it: it.spans[number].end_event if events else it.spans[number].end_offset,
-        )
+        row = bisect_right(segments, at, key=lambda it: bounds(it.spans[number], events)[1])
         for segment in segments[row:]:
             for header in self._rows(segment, number, at, events):
                 if events and header.first_event + header.event_count > at:
@@ -458,10 +356,10 @@ class LogReader:
     def _end_of(self, name: str, start: int, end: int | None, fail_on_loss: bool, *, events: bool) -> int:
         """Where to stop: what was asked for, as far as it is synced."""
         queue = self._known(name)
-        if end is not None and end > (queue.event_end if events else queue.offset_end):
+        if end is not None and end > queue.extent(events)[1]:
             self.refresh()
             queue = self._known(name)
-        known_end = queue.event_end if events else queue.offset_end
+        _, known_end = queue.extent(events)
         if end is None:
             return known_end
         if end > known_end and start < end:
@@ -470,9 +368,8 @@ class LogReader:
 
     def _missing(self, queue: QueueView, first: int, end: int, events: bool, fail_on_loss: bool) -> None:
         """What was asked for and is not there: say so, one way or the other."""
-        what, complete_from, known_end = "offset", queue.offset_start, queue.offset_end
-        if events:
-            what, complete_from, known_end = "event", queue.event_start, queue.event_end
+        what = "event" if events else "offset"
+        complete_from, known_end = queue.extent(events)
         if first >= known_end:
             why = f"the synced log ends before {what} {known_end}"
         elif first < complete_from:
@@ -541,7 +438,7 @@ class LogReader:
                         at = stop
                         continue
                     body: memoryview | None = memoryview(b"")
-                    if about is not None and not _is_about(header, about):
+                    if about is not None and not is_about(header, about):
                         body = None
                     elif not headers_only or header.kind != KIND_MESSAGES:
                         body = self._body(segment, header, name, fail_on_loss)

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Container
 
 from penstock.log.info import ReaderInfo
-from penstock.log.segments import Segment
+from penstock.log.segment import Segment
 from penstock.log.state import LogState, ReaderKey
 from penstock.log.views import event_end
 

@@ -34,7 +34,7 @@ from penstock.log.errors import LogDamaged
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.retention import move_starts
 from penstock.log.scan import CHUNK_BYTES, find_block, find_headers, read_body, walk_blocks
-from penstock.log.segments import Segment, parse_segment_name, segment_name
+from penstock.log.segment import Segment, parse_segment_name, segment_name
 from penstock.log.snapshot import load_snapshot, snapshot_name, snapshot_positions
 from penstock.log.state import Damage, LogState
 

@@ -42,7 +42,7 @@ from penstock.log.disk import Disk, File, discard, is_final, sync_folder
 from penstock.log.errors import LogDamaged, LogFailed
 from penstock.log.readers import Readers
 from penstock.log.scan import walk_blocks
-from penstock.log.segments import Segment, Span, merged
+from penstock.log.segment import Segment, Span, merged
 from penstock.log.snapshot import SNAPSHOTS_KEPT
 from penstock.log.state import LogState
 from penstock.log.views import weigh_early

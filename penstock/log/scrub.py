@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.log.disk import RealDisk
 from penstock.log.read_view import newest_generations
 from penstock.log.scan import CHUNK_BYTES, Hole, is_blank, walk
-from penstock.log.segments import segment_name
+from penstock.log.segment import segment_name
 
 
 class Sealed(NamedTuple):

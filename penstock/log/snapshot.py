@@ -29,7 +29,7 @@ from penstock.log.disk import Disk, discard, is_final, read_whole, write_whole
 from penstock.log.errors import LogDamaged, LogFailed, LogNewer
 from penstock.log.info import ReaderInfo
 from penstock.log.queue import LogQueue
-from penstock.log.segments import Segment, Span
+from penstock.log.segment import Segment, Span
 from penstock.log.stages import stage_of
 from penstock.log.state import (
     AT_ONCE_US,

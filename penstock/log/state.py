@@ -39,7 +39,8 @@ from penstock.log.repairs import (
     shown,
 )
 from penstock.log.results import Fate, Step
-from penstock.log.segments import Segment, Segments
+from penstock.log.segment import Segment
+from penstock.log.segments import Segments
 from penstock.log.stages import OpenStages, stage_of
 from penstock.model.delays import Delays
 from penstock.model.life import LIVES_ON, Event, Reason

@@ -16,7 +16,7 @@ from penstock.log.errors import LogError
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader
 from penstock.log.results import StageInfo
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.headers import encode_headers

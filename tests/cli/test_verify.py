@@ -33,7 +33,7 @@ from penstock.log.inspect import inspect_log
 from penstock.log.log import Log, open_log
 from penstock.log.results import StageInfo
 from penstock.log.scan import Hole, walk
-from penstock.log.segments import Segment, parse_segment_name
+from penstock.log.segment import Segment, parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.log import retention
 from penstock.log.block import Messages
-from penstock.log.segments import Segment
+from penstock.log.segment import Segment
 
 Key = tuple[Segment, int]
 

@@ -22,8 +22,9 @@ from penstock.log.arrow import (
 from penstock.log.block import KIND_MESSAGES, Header
 from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.log import Log, open_log
-from penstock.log.reader import Block, LogReader, OffsetsMissing
-from penstock.log.segments import parse_segment_name
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing
+from penstock.log.segment import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.headers import decode_headers

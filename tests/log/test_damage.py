@@ -28,7 +28,7 @@ from penstock.log.disk import WATERMARK
 from penstock.log.info import ReaderInfo
 from penstock.log.ledger import read_rows
 from penstock.log.log import Log
-from penstock.log.segments import parse_segment_name, segment_name
+from penstock.log.segment import parse_segment_name, segment_name
 from penstock.log.state import Damage, LogSettings
 from penstock.model.batch import Batch, Slice
 from penstock.model.ids import id_of

@@ -19,7 +19,7 @@ from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.repairs import LAST_NAME
 from penstock.log.results import Stored, TransactionDone
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.ids import id_of

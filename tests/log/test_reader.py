@@ -29,9 +29,10 @@ from penstock.log.disk import (
 from penstock.log.errors import LogDamaged, LogError, LogRefused
 from penstock.log.log import Log, open_log
 from penstock.log.overlay import LogChanging, OverlayDisk, replayed
-from penstock.log.reader import Block, LogReader, OffsetsMissing, ReaderQueue
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing, ReaderQueue
 from penstock.log.results import StageInfo, Stored, TransactionDone
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.life import Event

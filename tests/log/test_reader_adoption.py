@@ -42,7 +42,7 @@ from penstock.log.disk import WATERMARK, Watermark
 from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
-from penstock.log.segments import segment_name
+from penstock.log.segment import segment_name
 from penstock.model.headers import encode_headers
 from penstock.model.ids import id_of, origin_of
 from penstock.model.life import Reason

@@ -11,7 +11,7 @@ from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.log import open_log
 from penstock.log.overlay import LogChanging
 from penstock.log.reader import LogReader
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.words import Outcome

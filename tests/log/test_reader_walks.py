@@ -9,9 +9,10 @@ from penstock.http.reading.looking import look_at_one
 from penstock.log.errors import LogError
 from penstock.log.log import Log, open_log
 from penstock.log.overlay import TRIES_MAX
-from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.results import EventRun
-from penstock.log.segments import parse_segment_name, segment_name
+from penstock.log.segment import parse_segment_name, segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies

@@ -22,7 +22,7 @@ from penstock.log.keys import TRANSACTIONS_MAX
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.results import TransactionDone
-from penstock.log.segments import Segment, parse_segment_name, segment_name
+from penstock.log.segment import Segment, parse_segment_name, segment_name
 from penstock.log.state import SWEEP_ROWS, LogSettings
 from penstock.model.batch import Batch
 from penstock.model.life import Event

@@ -14,7 +14,7 @@ import pytest
 from penstock.log import snapshot
 from penstock.log.inspect import inspect_log
 from penstock.log.queue import LogQueue
-from penstock.log.segments import Segment
+from penstock.log.segment import Segment
 from penstock.log.snapshot import SLICE_QUEUES
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch

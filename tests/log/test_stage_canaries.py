@@ -21,7 +21,7 @@ from penstock.log.errors import LogError
 from penstock.log.recovery import _Recovery
 from penstock.log.results import TransactionDone, TransactionReceipt
 from penstock.log.sealer import Sealer
-from penstock.log.segments import Segment, Span, merged
+from penstock.log.segment import Segment, Span, merged
 from penstock.log.snapshot import Capture
 from penstock.log.staging import Staging, _Job
 from penstock.log.state import LogState

@@ -21,7 +21,7 @@ from penstock.log.errors import LogError, LogFailed, StageUnknown
 from penstock.log.log import Log
 from penstock.log.repairs import STAGE_QUEUE
 from penstock.log.results import StageInfo, TransactionDone
-from penstock.log.segments import segment_name
+from penstock.log.segment import segment_name
 from penstock.log.snapshot import read_snapshot, snapshot_positions
 from penstock.log.state import FORMAT_STAGES, LogSettings
 from penstock.model.batch import Batch

@@ -21,7 +21,7 @@ from penstock.log.log import Log
 from penstock.log.repairs import MARK
 from penstock.log.results import StageInfo
 from penstock.log.scan import Hole
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 from penstock.log.snapshot import PREFIX
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch

@@ -24,7 +24,8 @@ from penstock.log.disk import RealDisk, RealFile
 from penstock.log.errors import DiskFull, LogError
 from penstock.log.log import Log
 from penstock.log.overlay import LogChanging
-from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies

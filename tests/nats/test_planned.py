@@ -39,7 +39,7 @@ from penstock.log.jetstream.stream_log import make_streams, open_stream_log
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.results import StageInfo
-from penstock.log.segments import segment_name
+from penstock.log.segment import segment_name
 from penstock.model.batch import Batch
 from penstock.model.words import Outcome
 from tests.log.folders import POLICIES, QUEUES, SECOND_US, Worker

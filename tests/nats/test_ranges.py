@@ -23,7 +23,8 @@ from penstock.log.jetstream.ranges import Adopted, BytesMissing, Part, Source, b
 from penstock.log.jetstream.records import Kind, Record
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.log import open_log
-from penstock.log.reader import Block, LogReader
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader
 from penstock.log.results import StageInfo
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch

@@ -26,7 +26,8 @@ from penstock.http.problems import Problem
 from penstock.http.reading.looking import Fields, Seen, iso_time
 from penstock.http.reading.pool import ReaderPool
 from penstock.log.block import KIND_MESSAGES, BodyReader
-from penstock.log.reader import Block, LogReader
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader
 from penstock.model.life import Event, Reason
 
 EVENTS_MAX: Final = 50_000_000

@@ -26,8 +26,9 @@ from penstock.http.link import Link
 from penstock.http.reading.looking import Runs, ask_states, late_us, payloads_at
 from penstock.http.where.condition import SECONDS_MAX, Condition, Row, TooLong
 from penstock.log.block import KIND_MESSAGES
-from penstock.log.reader import Block, Columns, LogReader
-from penstock.log.segments import merged as joined
+from penstock.log.read_block import Block, Columns
+from penstock.log.reader import LogReader
+from penstock.log.segment import merged as joined
 from penstock.log.views import settlement_runs
 from penstock.model.batch import RETRIES_NONE
 from penstock.model.ids import id_of

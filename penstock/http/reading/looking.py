@@ -27,7 +27,8 @@ from typing import Any, Final, NamedTuple
 
 from penstock.control.frames import Frame
 from penstock.http.link import Link
-from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.repairs import repair_queue_of
 from penstock.model.headers import decode_headers
 from penstock.model.ids import id_of

@@ -27,7 +27,7 @@ from penstock.log.jetstream.ranges import Adopted, Part
 from penstock.log.jetstream.replica import RECORDS, RecordIndex
 from penstock.log.overlay import TRIES_MAX
 from penstock.log.reader import LogReader
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 
 GAP_BYTES_MAX: Final = 1 << 20
 """Bytes of other queues that are read along rather than asked around."""

@@ -32,7 +32,8 @@ from penstock.http.reading.letters import Range, Ranges, Run, by_payload, rows_o
 from penstock.http.reading.looking import GONE, STATE_WORDS, STATES, Extent, Runs, extent_of, payloads_at
 from penstock.http.where.condition import SECONDS_MAX, Condition, Row, TooLong
 from penstock.log.errors import LogDamaged, LogRefused, QueueDeleted
-from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.model.batch import RETRIES_NONE
 from penstock.model.life import Reason, State
 

@@ -33,7 +33,8 @@ from penstock.log.arrow import (
     plain,
     schema_of,
 )
-from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.model.life import Reason, State
 from penstock.model.pending import AS_STORED
 

@@ -24,7 +24,8 @@ from penstock.http.problems import Problem
 from penstock.http.reading.pool import ReaderPool
 from penstock.http.route import Param
 from penstock.log.errors import LogDamaged
-from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.log.read_block import Block
+from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.model.batch import RETRIES_NONE, Batch
 from penstock.model.timers import SECOND_US
 

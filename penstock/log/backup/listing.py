@@ -19,7 +19,7 @@ from typing import NamedTuple
 from penstock.log.disk import RealDisk, read_watermark
 from penstock.log.overlay import TRIES_MAX, LogChanging
 from penstock.log.read_view import newest_generations
-from penstock.log.segments import segment_name
+from penstock.log.segment import segment_name
 from penstock.log.snapshot import positions_in, snapshot_name
 
 

@@ -45,7 +45,7 @@ from penstock.log.disk import (
 )
 from penstock.log.errors import LogDamaged
 from penstock.log.scan import find_headers
-from penstock.log.segments import parse_segment_name, segment_name
+from penstock.log.segment import parse_segment_name, segment_name
 from penstock.log.snapshot import parse_snapshot
 from penstock.log.state import FORMAT
 

@@ -26,7 +26,7 @@ from penstock.errors import PenstockError
 from penstock.log.backup.listing import Listed
 from penstock.log.disk import Disk, discard, read_whole, sync_folder, write_whole
 from penstock.log.scan import CHUNK_BYTES
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 
 FORMAT: Final = 1
 PREFIX: Final = "backup-"

@@ -18,7 +18,7 @@ from penstock.log.backup.store import PREFIX, Backup, BackupError, Kept, Store, 
 from penstock.log.disk import read_whole
 from penstock.log.errors import LogDamaged
 from penstock.log.scan import Hole, walk
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 from penstock.log.snapshot import parse_snapshot
 
 LISTS_MAX: Final = 100

@@ -36,7 +36,7 @@ from penstock.log.errors import LogDamaged
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.records import Kind, Record, RecordDamaged, read_record
-from penstock.log.reader import Block
+from penstock.log.read_block import Block
 from penstock.model.ids import origin_of
 
 READ_BYTES: Final = 4 << 20

@@ -41,7 +41,7 @@ from penstock.log.jetstream.api import JetStream, Stored
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, Record, RecordDamaged, is_name, read_record
 from penstock.log.private import make_folder, open_private
-from penstock.log.segments import parse_segment_name
+from penstock.log.segment import parse_segment_name
 
 LOG: Final = "log"
 RECORDS: Final = "records"
