@@ -27,6 +27,8 @@ Rules that always hold:
     only settlements and snapshots use. What blocks of L bytes take is at most 2 L and a segment, because
     any two neighbours of their segments hold more than one together. Only somebody else who fills the
     disk in that moment makes accepted messages wait.
+
+The file is long because groups, syncs and room are one state: every end of a write changes all three.
 """
 
 import threading

@@ -11,6 +11,8 @@ bytes cannot be read, the rest is read all the same.
 How torn and damaged differ: a byte below the watermark, or below the `synced` mark of a later
 block, or before a compacted segment, was synced. If it is not valid any more it is damaged. Else it is the
 rest of a last group that nobody was promised, or that a broker is just writing.
+
+The file is long because it is one walk: each check needs what those before it have found.
 """
 
 from bisect import bisect_right

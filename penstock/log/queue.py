@@ -2,6 +2,9 @@
 
 Here the verdicts of `model/policy.py` are asked for and carried out: what a consumer gets, how its deliveries
 end, what ends without a consumer. The arrows themselves, and the record of them, are in `queue_state.py`.
+
+The file is long because every verdict needs the same attributes of a message, out of its block and its note,
+which are read in one place.
 """
 
 from array import array

@@ -2,6 +2,9 @@
 
 A snapshot is this, written down; recovery is a snapshot and the blocks after it, applied one by
 one. Whatever changes the state in a way that must outlive the process is a block.
+
+The file is long because a block does the same to the state when it is written and when it is replayed, by the
+same methods.
 """
 
 import os
