@@ -330,11 +330,19 @@ class Log:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    @contextmanager
+    def _numbering(self) -> Iterator[None]:
+        """The same, where offsets may have been given to messages, and no memory was left to make blocks."""
+        try:
+            yield
+        except (OSError, MemoryError) as error:
+            raise self._unreadable(error) from error
+
     def _read(self, found: Iterator[Found]) -> Iterator[Found]:
         with self._reading():
             yield from found
 
-    def _unreadable(self, error: OSError) -> LogFailed:
+    def _unreadable(self, error: OSError | MemoryError) -> LogFailed:
         self._committer.fail(error)
         assert self._committer.failed is not None
         return self._committer.failed
@@ -532,7 +540,7 @@ class Log:
     ) -> list[tuple[str, Fate]]:
         """See `Transactions.transact`."""
         self._check()
-        with self._reading():
+        with self._numbering():
             return self._transactions.transact(key, parts, now_us, receipt)
 
     def stage(
@@ -573,7 +581,7 @@ class Log:
         self._check()
         steps = self._transactions.commit(key, stage_ids, now_us, receipt, begun)
         try:
-            with self._reading():
+            with self._numbering():
                 for _ in steps:
                     yield
                     self._check()  # It may have failed, or been closed, in between.

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log import sealer
+from penstock.log import sealer, transactions
+from penstock.log.columns import join_batches
 from penstock.log.disk import Watermark
 from penstock.log.errors import DiskFull, LogError, LogFailed, LogRefused
 from penstock.log.log import Log, open_log
@@ -557,6 +558,19 @@ def test_no_batch_is_missing_among_others_for_lack_of_memory(monkeypatch: pytest
         with pytest.raises(LogFailed):
             rig.engine.flush(rig.now_us)
     rig.turn()
+    assert_final(rig, disk, "join")
+
+
+def test_no_part_of_a_transaction_is_missing_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    rig = Rig(simulated(disk))
+    rig.append(1)
+    rig.turn()
+    calls = iter((join_batches, no_memory))
+    with monkeypatch.context() as patched:
+        patched.setattr(transactions, "join_batches", lambda *batches: next(calls)(*batches))
+        with pytest.raises(LogFailed):
+            rig.transact("key")
     assert_final(rig, disk, "join")
 
 
