@@ -35,6 +35,8 @@ from tests.log.simdisk import PowerCut, SimDisk
 from tests.seeds import SEED, SEEDED
 
 FIRST = int(SEED or 1)
+BRIEF = ("brief", "lazy", "short")
+"""Queues of which nothing is kept for long, so that segments are compacted and removed."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,9 @@ class Busy(Source):
     def read(self, file: Listed) -> Generator[bytes, None, None]:
         for _ in range(3):
             self.worker.turn()
+        self.worker.settle_down()
+        self.worker.engine.trim(self.worker.now_us)
+        self.worker.engine.wait()
         yield from super().read(file)
 
 
@@ -166,7 +171,7 @@ def test_any_time_that_is_covered_comes_back(tmp_path: Path, seed: int) -> None:
 def test_the_beginning_of_a_segment_is_not_taken_for_all_of_it(tmp_path: Path) -> None:
     """The first backup has what had been written of it. It is gone when the second one comes, and snapshots
     are there that name it."""
-    worker = Worker(tmp_path / "data", 1, queues=("brief", "lazy", "short"))
+    worker = Worker(tmp_path / "data", 1, queues=BRIEF)
     store = Store(SimDisk())
     moments: list[tuple[int, LogState]] = []
     sent: dict[tuple[str, int], bytes] = {}
@@ -250,7 +255,7 @@ def test_what_was_restored_is_backed_up_and_restored_like_any_other(tmp_path: Pa
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
 def test_of_a_log_at_work_it_is_what_a_power_cut_would_have_left(tmp_path: Path, seed: int) -> None:
     """Files are compacted and removed while they are copied; what was synced before is in the backup."""
-    worker = Worker(tmp_path / "data", seed)
+    worker = Worker(tmp_path / "data", seed, queues=BRIEF)
     for _ in range(120):
         worker.turn()
     worker.settle_down()
@@ -260,6 +265,7 @@ def test_of_a_log_at_work_it_is_what_a_power_cut_would_have_left(tmp_path: Path,
     first = take(store, source)
     sent = content_of(worker.folder)
     worker.engine.abandon()
+    assert source.between
     assert first.backup.end >= position
     folder = restored(store, tmp_path / "r")
     assert inspect_log(str(folder)).defects == []
