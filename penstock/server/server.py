@@ -306,7 +306,14 @@ class Server:
             log.error("settings not read again, the old ones stay: %s", error)
             return
         reload = reloadable_difference(self.settings, settings)
-        self.settings = replace(self.settings, policies=reload.policies)  # for brokers that are made later
+        # For brokers that are made later; and where the next settings are not taken, these are in force still.
+        http = self.settings.http
+        self.settings = replace(
+            self.settings,
+            policies=reload.policies,
+            users=reload.users,
+            http=replace(http, tokens=reload.tokens) if http is not None else None,
+        )
         self.home.set_policies(reload.policies)
         self.users = Users(reload.users, self.settings.listeners, self.users)
         for connection in list(self.connections):

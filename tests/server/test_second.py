@@ -16,9 +16,13 @@ import pytest
 import penstock
 from penstock.common.address import TcpAddress
 from penstock.server.second import NICENESS
+from penstock.server.server import Server
+from penstock.server.settings import Settings
+from penstock.server.settings_read import load
 from tests.http.api import Api
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
 from tests.server.inside import LOOPS, Inside, run
+from tests.server.settings_source import parser
 
 pytestmark = pytest.mark.usefixtures("cold")
 
@@ -148,6 +152,35 @@ def test_tokens_that_change_while_it_starts_are_in_force(tmp_path: Path) -> None
     with Api(broker.ports["http"], "new-0123456789abcdef") as api:
         assert api.ask("GET", "/v1/queues").status == 200
     assert broker.stop() == 0
+
+
+def test_what_was_revoked_stays_so_where_later_settings_are_not_taken(tmp_path: Path) -> None:
+    """Others can reach the door, so that settings without a token are not in force there: the last ones are."""
+    row = '[[http.tokens]]\nname = "ann"\nrole = "admin"\ntoken = "{}-0123456789abcdef"\n'
+    user = '[[user]]\nname = "{0}"\ncertificate = "{0}"\nadmin = true\n'
+    config = tmp_path / "penstock.toml"
+
+    def put(http: str, text: str) -> Settings:
+        config.write_text(f'[http]\naddress = "{http}"\n{text}')
+        words = f"--config {config} --data {tmp_path}/data --sspq off --phpmq off --rq off"
+        return load(parser().parse_args(words.split()), {})
+
+    async def test() -> None:
+        read = [
+            put("0.0.0.0:0", row.format("leaked") + user.format("gone")),
+            put("0.0.0.0:0", row.format("new") + user.format("here")),
+            put("127.0.0.1:0", ""),
+        ]
+        server = Server(read[0], lambda: read.pop(1))
+        assert server.second is not None
+        for _ in range(2):
+            server._read_again()
+            fields = server.second._user_fields()
+            assert [it["token"] for it in fields["tokens"]] == ["new-0123456789abcdef"]
+            assert [it["name"] for it in fields["users"]] == ["here"]
+        await server._close_everything()
+
+    run("asyncio", test())
 
 
 def test_when_the_broker_is_killed_it_goes_too(tmp_path: Path) -> None:
