@@ -247,7 +247,7 @@ class Reader:
             self._break_allowed = False
             if data[at] == _LINE_BREAK:
                 at += 1
-        start, shape = at, self._shapes.last  # which may be forgotten meanwhile
+        start, shape = at, self._shapes.last
         at, content = self._shapes.take_large(data, start, self._runs)
         if at > start and shape is not None:
             self.dialect = shape.dialect

@@ -3,16 +3,17 @@
 `Runs` collects: messages of one type and one queue that follow each other become one event.
 `Shapes` is the quick way through a stream. It takes whole messages that look like earlier ones: same
 type, queue and dialect, packets in the usual order. All that differs between such messages are a few
-digits and the contents, so a message is recognised by looking its head (everything before its content)
-up in a dict. A group of messages that are equal but for their contents is taken apart by one compiled
-`Struct`; that was right exactly if putting it together again gives the bytes that came. The compiled build
-compares and copies byte by byte instead (`loops`).
+digits and the contents, so a message is recognised by looking up what stands before the digits of its
+content's size, and then those. A group of messages that are equal but for their contents is taken apart by
+one compiled `Struct`; that was right exactly if putting it together again gives the bytes that came. The
+compiled build compares and copies byte by byte instead (`loops`).
 
 Rules that always hold:
   * `Shapes` knows only what `learn` was shown after `phpmq_read.Reader` had checked it, and lengths within
     the limits. Whatever it does not recognise, also every fault and every message that is not whole, it
     leaves where it is: it cannot raise, and it never disagrees with the reader, it only is quicker.
-  * Every dict whose keys a peer chooses is bounded.
+  * Every dict whose keys a peer chooses is bounded. What digits say is remembered for all connections
+    together: there may be ten thousand, and a thousand sizes of each were 200 KB.
 """
 
 import struct
@@ -26,7 +27,6 @@ from penstock.build import COMPILED
 from penstock.model.batch import Batch
 from penstock.model.ids import ID_DIGITS
 from penstock.protocols.phpmq import (
-    LENGTH_DIGITS_BELIEVED,
     MESSAGE_HEADER_BYTES,
     OPTIONAL,
     PROTOCOL,
@@ -49,9 +49,13 @@ DISPATCH: Final = MessageType.DISPATCH
 
 _GROUP = 32  # equal messages that are taken apart together
 _WALK = 256  # messages that are walked over before equal ones are looked for again
-_CACHE_MAX = 1024  # sizes, heads or TTLs that are remembered for a connection
+_NUMBERS_MAX = 4096  # that are remembered
+_DIGITS_BELIEVED = 12  # as many as a TTL may have; a size that has more is over every limit
 _SHAPES_MAX = 64
-_LEAD_BYTES = MESSAGE_HEADER_BYTES + 1 + 36 + 1  # nearly always enough to know how long a head is
+_LEAD_BYTES = MESSAGE_HEADER_BYTES + 1 + 36 + 1  # nearly always enough to know how long a prefix is
+
+_NUMBERS: Final[dict[bytes, dict[bytes, int]]] = {b"": {}, b"\n": {}}
+"""What digits say, with what must stand behind them, by that."""
 
 TTL_OF_EACH: Final = -1
 """Of a run of messages: each came with a TTL, if only 0."""
@@ -133,6 +137,21 @@ class Runs:
         return events
 
 
+def _number(text: bytes, behind: bytes) -> int | None:
+    """What digits say that have this behind them; None where there is anything else, or too many."""
+    numbers = _NUMBERS[behind]
+    number = numbers.get(text)
+    if number is not None:
+        return number
+    digits = text[: len(text) - len(behind)]
+    if not digits.isdigit() or not text.endswith(behind) or len(digits.lstrip(b"0")) > _DIGITS_BELIEVED:
+        return None
+    if len(numbers) >= _NUMBERS_MAX:
+        numbers.clear()
+    number = numbers[text] = int(digits)
+    return number
+
+
 @lru_cache(maxsize=256)
 def _group_of(head: int, size: int, tail: int) -> Callable[[bytes, int], tuple[bytes, ...]]:
     """Takes the contents out of `_GROUP` messages that are equal but for them."""
@@ -202,7 +221,7 @@ class _Shape:
             self.head_bytes = len(lead) + len(dialect.packet_header(PacketType.CONTENT, 0))
         self.middle = dialect.line_break + id_header if type_ is MessageType.DISPATCH else b""
         self.ttl_head_bytes = dialect.packet_header_bytes + 2 * len(dialect.line_break)
-        self.sizes: dict[bytes, int] = {}  # of the content, by head
+        self.sizes = _NUMBERS[dialect.line_break]  # of the content, by its digits
 
 
 class Shapes:
@@ -215,11 +234,9 @@ class Shapes:
         self._payload_bytes_max = payload_bytes_max
         self._large_bytes = large_bytes
         self._shapes: dict[tuple[MessageType, str, Dialect, bool], _Shape] = {}
-        self._head_bytes: dict[bytes, int] = {}  # by the first _LEAD_BYTES
-        self._owners: dict[bytes, _Shape] = {}  # by head
-        self._sizes_known = 0  # over all shapes
+        self._prefix_bytes: dict[bytes, int] = {}  # by the first _LEAD_BYTES
+        self._owners: dict[bytes, _Shape] = {}  # by prefix
         self._ttl_digits: dict[bytes, int] = {}  # by a TTL's packet header
-        self._ttl_values: dict[bytes, int] = {}  # by a TTL's text
 
     def learn(
         self, type_: MessageType, queue: str, dialect: Dialect, packets: dict[PacketType, bytes]
@@ -235,21 +252,11 @@ class Shapes:
             if len(self._shapes) >= _SHAPES_MAX:
                 self._forget()
             shape = self._shapes[key] = _Shape(type_, queue, dialect, text is not None)
-        head = shape.prefix
-        if type_ not in SETTLEMENTS:
-            size = len(packets[PacketType.CONTENT])
-            head = head[:-3] + dialect.packet_header(PacketType.CONTENT, size)
-            self._size(shape, head)
-        if len(self._owners) >= _CACHE_MAX:
-            self._owners.clear()
-            self._head_bytes.clear()
-        self._owners[head] = shape
-        self._head_bytes[head[:_LEAD_BYTES]] = len(head)
+            self._owners[shape.prefix] = shape
+            # A prefix may be shorter; the digits behind it begin with zeros.
+            self._prefix_bytes[shape.prefix[:_LEAD_BYTES].ljust(_LEAD_BYTES, b"0")] = len(shape.prefix)
         if text is not None:
-            if len(self._ttl_values) >= _CACHE_MAX:
-                self._ttl_values.clear()
             self._ttl_digits[shape.line_break + dialect.packet_header(PacketType.TTL, len(text))] = len(text)
-            self._ttl_values[text] = int(text)
         self.last = shape
 
     def take(self, data: bytes, at: int, runs: Runs) -> tuple[int, Dialect | None]:
@@ -260,8 +267,8 @@ class Shapes:
         ):
             end = self._take(shape, data, at, runs)
         if end == at:
-            head_bytes = self._head_bytes.get(data[at : at + _LEAD_BYTES], 0)
-            shape = self._owners.get(data[at : at + head_bytes])
+            prefix_bytes = self._prefix_bytes.get(data[at : at + _LEAD_BYTES], 0)
+            shape = self._owners.get(data[at : at + prefix_bytes])
             if shape is None:
                 return at, None
             end = self._take(shape, data, at, runs)
@@ -306,40 +313,24 @@ class Shapes:
 
     def _forget(self) -> None:
         """Starts again: what a peer makes us remember must not grow without end."""
-        for shape in self._shapes.values():
-            shape.sizes.clear()
         self._shapes.clear()
         self._owners.clear()
-        self._head_bytes.clear()
+        self._prefix_bytes.clear()
         self.last = None
-        self._sizes_known = 0
 
     def _size(self, shape: _Shape, head: bytes) -> int | None:
         """The size of the content that follows a head, or None if the head is not of this shape."""
-        size = shape.sizes.get(head)
-        if size is not None:
-            return size
-        prefix, end = shape.prefix, shape.head_bytes - len(shape.line_break)
-        digits = head[len(prefix) : end]
-        if not head.startswith(prefix) or head[end:] != shape.line_break or len(head) != shape.head_bytes:
+        if not head.startswith(shape.prefix) or len(head) != shape.head_bytes:
             return None
-        digits, believed = digits.lstrip(b"0"), digits.isdigit()
-        if not believed or len(digits) > LENGTH_DIGITS_BELIEVED:
-            return None
-        size = int(digits or b"0")
-        if size > self._payload_bytes_max:
-            return None
-        if self._sizes_known >= _CACHE_MAX:
-            self._forget()
-            shape.sizes.clear()  # this one may have been forgotten before and still be in use
-        shape.sizes[head] = size
-        self._sizes_known += 1
-        return size
+        size = _number(head[len(shape.prefix) :], shape.line_break)
+        return size if size is not None and size <= self._payload_bytes_max else None
 
     def _take_sent(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
         if COMPILED and not shape.ttl:
             return self._take_sent_compiled(shape, data, at, runs)
-        head_bytes, known, line_break = shape.head_bytes, shape.sizes.get, shape.line_break
+        prefix, head_bytes, line_break = shape.prefix, shape.head_bytes, shape.line_break
+        prefix_bytes, known, size_max = len(prefix), shape.sizes.get, self._payload_bytes_max
+        startswith = data.startswith
         run: Run | None = None
         while True:
             head = data[at : at + head_bytes]
@@ -363,10 +354,9 @@ class Shapes:
             add, add_size, break_bytes, end = payloads.append, run.sizes.append, len(line_break), len(data)
             for _ in range(_WALK):
                 start = at + head_bytes
-                head = data[at:start]
-                size = known(head)
-                if size is None:
-                    size = self._size(shape, head)
+                size = known(data[at + prefix_bytes : start])
+                if size is None or size > size_max or not startswith(prefix, at):
+                    size = self._size(shape, data[at:start])
                     if size is None:
                         break
                 stop = start + size
@@ -391,17 +381,17 @@ class Shapes:
         return at
 
     def _walk_with_ttl(self, shape: _Shape, data: bytes, at: int, run: Run) -> int:
-        head_bytes, known, line_break = shape.head_bytes, shape.sizes.get, shape.line_break
+        prefix, head_bytes, line_break = shape.prefix, shape.head_bytes, shape.line_break
+        prefix_bytes, known, size_max = len(prefix), shape.sizes.get, self._payload_bytes_max
         ttl_head_bytes, line_break_bytes, end = shape.ttl_head_bytes, len(line_break), len(data)
-        digits_of, value_of = self._ttl_digits.get, self._ttl_values.get
+        digits_of, value_of, startswith = self._ttl_digits.get, _NUMBERS[b""].get, data.startswith
         run.note_ttl(0, 0)
         add_payload, add_size, add_ttl = run.payloads.append, run.sizes.append, run.ttls.append
         for _ in range(_WALK):
             start = at + head_bytes
-            head = data[at:start]
-            size = known(head)
-            if size is None:
-                size = self._size(shape, head)
+            size = known(data[at + prefix_bytes : start])
+            if size is None or size > size_max or not startswith(prefix, at):
+                size = self._size(shape, data[at:start])
                 if size is None:
                     break
             stop = start + size
@@ -411,9 +401,13 @@ class Shapes:
                 break
             text_end = text + digits
             after = text_end + line_break_bytes
-            ttl_seconds = value_of(data[text:text_end])
-            if ttl_seconds is None or after > end or data[text_end:after] != line_break:
+            if after > end or data[text_end:after] != line_break:
                 break
+            ttl_seconds = value_of(data[text:text_end])
+            if ttl_seconds is None:
+                ttl_seconds = _number(data[text:text_end], b"")
+                if ttl_seconds is None:
+                    break
             add_payload(data[start:stop])
             add_size(size)
             add_ttl(ttl_seconds)
@@ -443,16 +437,16 @@ class Shapes:
         return at
 
     def _take_dispatched(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
-        head_bytes, known, middle, ttl = shape.head_bytes, shape.sizes.get, shape.middle, shape.ttl
+        prefix, head_bytes, middle, ttl = shape.prefix, shape.head_bytes, shape.middle, shape.ttl
+        prefix_bytes, known, size_max = len(prefix), shape.sizes.get, self._payload_bytes_max
         line_break, startswith, end = shape.line_break, data.startswith, len(data)
         id_after = len(middle) + ID_DIGITS
         run: Run | None = None
         while True:
             start = at + head_bytes
-            head = data[at:start]
-            size = known(head)
-            if size is None:
-                size = self._size(shape, head)
+            size = known(data[at + prefix_bytes : start])
+            if size is None or size > size_max or not startswith(prefix, at):
+                size = self._size(shape, data[at:start])
                 if size is None:
                     return at
             stop = start + size
@@ -491,8 +485,8 @@ class Shapes:
             return None
         text_end = text + digits
         end = text_end + len(line_break)
-        ttl_seconds = self._ttl_values.get(data[text:text_end])
         # At the chunk's end the beginning of a text may look like another, shorter text.
-        if ttl_seconds is None or end > len(data) or data[text_end:end] != line_break:
+        if end > len(data) or data[text_end:end] != line_break:
             return None
-        return ttl_seconds, end
+        ttl_seconds = _number(data[text:text_end], b"")
+        return (ttl_seconds, end) if ttl_seconds is not None else None

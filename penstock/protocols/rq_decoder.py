@@ -50,9 +50,6 @@ if COMPILED:
 _CHUNK_BYTES_MAX = 1 << 20
 """Larger chunks have no share, and are read in windows of this size, so that no event grows without end."""
 
-_NAMES_MAX = 1024
-"""How many decoded queue names are remembered."""
-
 _SHAPES_MAX = 4
 """How many shapes of requests are remembered."""
 
@@ -134,7 +131,6 @@ class Decoder:
         )
         self._numbers: dict[int, int] = {}  # the registers: integers, and 1 for a flag that is set
         self._strings: dict[int, bytes] = {}
-        self._names: dict[bytes, str] = {}
         self._runs = Runs()
         self._shapes: list[_Shape] = []
         self._fast_id_frames = "id frames" in FAST_PATHS
@@ -265,19 +261,14 @@ class Decoder:
 
     def _text(self, action: Command, raw: bytes) -> str | None:
         """A queue's name as text; None where it is none, which is told."""
-        name = self._names.get(raw)
-        if name is None:
-            try:
-                name = raw.decode()
-            except UnicodeDecodeError:
-                self._refuse(action, f"{action.name} with a QUEUE that is not UTF-8")
-                return None
-            if not name:
-                self._refuse(action, f"{action.name} with an empty QUEUE")
-                return None
-            if len(self._names) >= _NAMES_MAX:
-                self._names.clear()
-            self._names[raw] = name
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            self._refuse(action, f"{action.name} with a QUEUE that is not UTF-8")
+            return None
+        if not name:
+            self._refuse(action, f"{action.name} with an empty QUEUE")
+            return None
         return name
 
     def _on_request(self, action: Command) -> None:

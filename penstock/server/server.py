@@ -306,7 +306,7 @@ class Server:
             log.error("settings not read again, the old ones stay: %s", error)
             return
         reload = reloadable_difference(self.settings, settings)
-        # For brokers that are made later; and where the next settings are not taken, these are in force still.
+        # For brokers that are made later; and where the next settings are not taken, these stay in force.
         http = self.settings.http
         self.settings = replace(
             self.settings,

@@ -80,7 +80,7 @@ def test_it_says_what_the_careful_way_says(
 
 
 def test_a_dialect_is_the_last_one_also_where_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phpmq_runs, "_CACHE_MAX", 1)
+    monkeypatch.setattr(phpmq_runs, "_SHAPES_MAX", 1)
     narrow, wide = Dialect(32, line_breaks=False), Dialect(36, line_breaks=False)
     # In an order of its own, which is not learned.
     packets = (PacketType.QUEUE, b"q"), (PacketType.TTL, b"5"), (PacketType.CONTENT, b"odd")

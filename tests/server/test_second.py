@@ -155,7 +155,7 @@ def test_tokens_that_change_while_it_starts_are_in_force(tmp_path: Path) -> None
 
 
 def test_what_was_revoked_stays_so_where_later_settings_are_not_taken(tmp_path: Path) -> None:
-    """Others can reach the door, so that settings without a token are not in force there: the last ones are."""
+    """Others can reach the door: settings without a token are not in force there, and the last ones are."""
     row = '[[http.tokens]]\nname = "ann"\nrole = "admin"\ntoken = "{}-0123456789abcdef"\n'
     user = '[[user]]\nname = "{0}"\ncertificate = "{0}"\nadmin = true\n'
     config = tmp_path / "penstock.toml"
