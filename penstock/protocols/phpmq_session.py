@@ -66,7 +66,7 @@ from penstock.protocols.phpmq import (
 )
 from penstock.protocols.phpmq_read import Reader
 from penstock.protocols.phpmq_write import TtlPacket, Writer
-from penstock.protocols.share import SHARE
+from penstock.protocols.share import SHARE, WINDOW_BYTES
 
 if COMPILED:
     from penstock.protocols import loops
@@ -158,6 +158,11 @@ class ServerSession:
         self._sync_dialect = Dialect()  # in which the peer has asked what is stored
         self._name = ""  # that was spoken of last, and its door
         self._door = ("", False)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps of what its peer has said, with what windows take elsewhere."""
+        return self.reader.held_bytes + WINDOW_BYTES * len(self._open)
 
     @property
     def position(self) -> int:

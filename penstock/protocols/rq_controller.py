@@ -54,10 +54,13 @@ from penstock.protocols.rq_session import (
     refusal,
     step,
 )
-from penstock.protocols.share import SHARE
+from penstock.protocols.share import SHARE, WINDOW_BYTES
 
 IN_ORDER = True
 """Whether a new session settles what is done in order as a whole. Tests of the other way have it off."""
+
+_NAME_BYTES = 200
+"""What a queue that was ever consumed takes besides its name: to the end of the connection it has its id."""
 
 _NOTICES_MAX = 64
 """So many of `_notices` there are at most: each is an object, where an entry has 12 bytes."""
@@ -113,6 +116,7 @@ class ControllerSession:
         self._unanswered: dict[str, int] = {}  # CONSUMEs without their CONSUMING
         self._queue_ids: dict[str, int] = {}
         self._queue_names: list[str] = []  # index + 1 is the queue id
+        self._names_bytes = 0  # what all these take
         self._pool = IdPool()
         self._shared: list[_Shared] = []
         self._shared_numbers: dict[tuple[str, bool, bytes], int] = {}  # by queue, dead and origin
@@ -143,6 +147,11 @@ class ControllerSession:
     def due_us(self) -> int | None:
         """When `tick` has something to do next, where nothing is received before."""
         return self._pulse.due_us
+
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps of what its peer has said, with what consumers take elsewhere."""
+        return self.reader.held_bytes + WINDOW_BYTES * self._consumed + self._names_bytes
 
     @property
     def deliveries(self) -> int:
@@ -471,6 +480,8 @@ class ControllerSession:
             self._ignored.add(*refused)
             return
         self._consumed += before in _NOT_CONSUMED
+        if before is Consumer.NONE:
+            self._names_bytes += _NAME_BYTES + len(name)
         self._unanswered[name] = self._unanswered.get(name, 0) + 1
         self._consumers[name] = CONSUMERS[before, rq.Command.CONSUME]
         self._commands.append(

@@ -129,6 +129,11 @@ class ServerSession:
         self._salvaged: list[Command] = []
 
     @property
+    def held_bytes(self) -> int:
+        """What it keeps of what its peer has said."""
+        return self.reader.held_bytes
+
+    @property
     def position(self) -> int:
         """How many bytes of the stream have been read."""
         return self.reader.position

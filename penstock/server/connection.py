@@ -64,7 +64,6 @@ behind; it has had its share; it holds too much."""
 class Reader(Protocol):
     """What the readers of all protocols have in common."""
 
-    held_bytes: int
     share: int
 
     @property
@@ -76,6 +75,10 @@ class Session(Protocol):
 
     @property
     def reader(self) -> Reader: ...
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept, here and elsewhere, of what its peer has said: the unfinished, what it consumes."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -297,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
                 tally(self.sent, command.queue, OTHERS, len(command.batch))
         if publishes:  # Those who only take and settle are always read: they make room.
             self._server.check_in_flight(self)
-        if rest or self._holds or self._charged or self._session.reader.held_bytes >= SMALL_BYTES:
+        if rest or self._holds or self._charged or self._session.held_bytes >= SMALL_BYTES:
             self._keep_account(commands, rest)
 
     def _keep_account(self, commands: list[Command], rest: bytes) -> None:
@@ -326,8 +329,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _input_bytes(self) -> int:
-        begun_bytes = self._session.reader.held_bytes if self._bytes_in else 0
-        return begun_bytes + len(self._rest) + self._unstored_bytes
+        said_bytes = self._session.held_bytes if self._bytes_in else 0
+        return said_bytes + len(self._rest) + self._unstored_bytes
 
     @property
     def output_bytes(self) -> int:

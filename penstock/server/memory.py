@@ -1,7 +1,8 @@
 """Memory: one account of what clients make this process hold, whoever of them it is.
 
 What counts for a connection is what it has begun to say and not finished, what it has said and nobody has
-read or stored yet, and what waits to be read by its peer. Beyond `memory-bytes-max` for all together:
+read or stored yet, the queues that it consumes, and what waits to be read by its peer. Beyond
+`memory-bytes-max` for all together:
   * nobody who holds anything to speak of is read from, until there is room again; those who say little go on;
   * where that does not help within `PATIENCE_SECONDS`, the largest is closed, one in a turn, with a line that
     says how much it held; who holds that much because it does not read is closed at once: nothing else would
@@ -54,11 +55,14 @@ class Account:
 
     def charge(self, holder: Holder, held_bytes: int) -> None:
         """So much is what it holds now."""
-        before = self._holders.pop(holder, 0)
+        before = self._holders.get(holder, 0)
+        if held_bytes == before:
+            return
         if held_bytes >= SMALL_BYTES:
             self._holders[holder] = held_bytes
         else:
             held_bytes = 0
+            self._holders.pop(holder, None)
         self.held_bytes += held_bytes - before
         self._note_tightness()
 
@@ -96,7 +100,7 @@ class Account:
         elif any(now - since > PATIENCE_SECONDS for since in self._held_since.values()):
             # Also where it is not over: those who are held would never come to an end.
             largest = max(self._held_since, key=lambda holder: self._holders.get(holder, 0))
-            self._close(largest, "of what it has begun to say or nobody could store")
+            self._close(largest, "of what it has begun to say, consumes, or nobody could store")
         self._note_tightness()
 
     def _restrain(self, now: float) -> None:

@@ -126,6 +126,31 @@ def test_senders_whose_messages_wait_for_room_are_counted(tmp_path: Path) -> Non
     run("uvloop", test())
 
 
+@pytest.mark.parametrize("wire", ["rq", "phpmq"])
+def test_queues_that_are_consumed_are_counted_and_given_back(tmp_path: Path, wire: str) -> None:
+    count = 500
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, SETTINGS) as server:
+            peer = await server.connect(wire)
+            names = [b"%0200d" % number for number in range(count)]
+            if wire == "rq":
+                await peer.say(*(rq(1, (160, it), 20) for it in names))
+                await until(lambda: server.memory.held_bytes > count * 1200, "the account to know of them")
+                await peer.say(*(rq(1, (160, it), 21) for it in names))
+                # Its ids name them still.
+                await until(lambda: server.memory.held_bytes < count * 1000, "windows to be given back")
+                assert server.memory.held_bytes > count * 200
+                peer.close()
+            else:
+                await peer.say(*(phpmq(2, (1, it), (4, b"1")) for it in names))
+                await until(lambda: server.memory.held_bytes > count * 1000, "the account to know of them")
+                await peer.say(*(phpmq(2, (1, it), (4, b"0")) for it in names))
+            await until(lambda: server.memory.held_bytes == 0, "everything to be given back")
+
+    run("uvloop", test())
+
+
 def test_the_account_adds_up() -> None:
     class Holder:
         def __init__(self, name: str, output_bytes: int = 0) -> None:
