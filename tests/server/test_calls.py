@@ -36,9 +36,8 @@ from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Consume, Outcome
-from penstock.server import calls
 from penstock.server.audit import Audit
-from penstock.server.calls import CALLS, Context, refusal_of
+from penstock.server.calls import CALLS, Context, clients, context, messages, queues, refusal_of
 from penstock.server.memory import Account
 from tests.broker.test_broker import FakePort, House, send, settle
 from tests.log.old_steps import store_step
@@ -196,7 +195,7 @@ def caller(tmp_path: Path) -> Iterator[Caller]:
         (QueueFull("x"), "queue-full"),
         (QueueTooSmall("x"), "too-large"),
         (LogRefused("x"), "refused"),
-        (calls.CallRefused("x"), "refused"),
+        (context.CallRefused("x"), "refused"),
         (QueueNameError("x"), "name"),
         (LogFailed("x"), "failed"),
         (Draining("x"), "draining"),
@@ -289,8 +288,8 @@ def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
 def test_a_stage_is_one_call_or_several(caller: Caller) -> None:
     whole = caller.stage("k", ("a", [b"1", b"2"]), ("b", [b"3"]))
     assert (whole["count"], whole["bytes"], len(whole["stage"])) == (3, 3, 32)
-    for number, messages in ((7, [b"4"]), (8, [b"x"]), (7, [b"5"])):
-        assert caller.stage("k", ("a", messages), number=number, more=True) == {}
+    for number, its in ((7, [b"4"]), (8, [b"x"]), (7, [b"5"])):
+        assert caller.stage("k", ("a", its), number=number, more=True) == {}
     assert caller.ask("stage", {"number": 8, "gone": True}) == {}
     assert caller.ask("transaction", {"key": "k"})["stages"] == [whole]
     pieces = caller.stage("k", ("b", [b"6"]), number=7)
@@ -414,7 +413,7 @@ def test_rows_have_everything_and_come_when_they_change(caller: Caller) -> None:
 
 
 def test_many_rows_come_in_parts(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "ROWS_MAX", 4)
+    monkeypatch.setattr(queues, "ROWS_MAX", 4)
     for i in range(10):
         caller.append(f"q{i}", b"x")
     seen: list[list[str]] = []
@@ -630,7 +629,7 @@ def test_redrive_by_reason_ranges_and_limit(
 
 def test_a_long_redrive_is_asked_to_go_on(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
-    monkeypatch.setattr(calls, "STEPS_SECONDS_MAX", -1.0)
+    monkeypatch.setattr(queues, "STEPS_SECONDS_MAX", -1.0)
     caller.kill("q", 2)
     assert redrive(caller) == {"count": 1, "more": True}
     assert redrive(caller) == {"count": 1, "more": True}
@@ -643,7 +642,7 @@ def test_a_redrive_in_several_calls_moves_what_was_dead_at_the_mark(
 ) -> None:
     """Each letter once, though those that were moved die again between two calls."""
     monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
-    monkeypatch.setattr(calls, "STEPS_SECONDS_MAX", -1.0)
+    monkeypatch.setattr(queues, "STEPS_SECONDS_MAX", -1.0)
     caller.kill("q", 4)
     mark = caller.ask("queue", {"queue": "q"})["mark"]
     moved = []
@@ -660,7 +659,7 @@ def test_a_purge_in_several_calls_leaves_what_came_after_the_mark(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
-    monkeypatch.setattr(calls, "STEPS_SECONDS_MAX", -1.0)
+    monkeypatch.setattr(queues, "STEPS_SECONDS_MAX", -1.0)
     caller.kill("q", 4)
     redrive(caller, limit=None)
     caller.append("q", b"a")
@@ -754,7 +753,7 @@ def test_a_reader_from_its_first_word_to_its_last(caller: Caller) -> None:
 
 
 def test_connections_are_shown_in_parts(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "ROWS_MAX", 2)
+    monkeypatch.setattr(clients, "ROWS_MAX", 2)
     lines = [caller.line(f"phpmq:{i}") for i in range(5)]
     lines[1].say(Consume("q", 1), Consume("q", 1, dead=True))
     lines[2].is_held = True
@@ -801,7 +800,7 @@ def test_connections_are_shown_in_parts(caller: Caller, monkeypatch: pytest.Monk
 def test_a_connection_that_consumes_much_is_an_answer_of_its_own(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "CONSUMES_MAX", 3)
+    monkeypatch.setattr(clients, "CONSUMES_MAX", 3)
     greedy, modest = caller.line("greedy"), caller.line("modest")
     greedy.say(*[Consume(f"q{i}", 1) for i in range(5)])
     modest.say(Consume("q0", 1))
@@ -903,7 +902,7 @@ def test_what_is_wrong_with_verdicts_keeps_nobody_from_taking(
     def refuse(*_: object) -> None:
         raise LogRefused("not this time")
 
-    monkeypatch.setattr(calls, "Ruling", refuse)
+    monkeypatch.setattr(messages, "Ruling", refuse)
     verdict = Verdict("ack", b"0" * 18, array("q", [0]), array("i", [0]))
     fields, buffers = pack_verdicts("q", [verdict])
     asked: Fields = {"take": 1, "queue": "q", "dead": False, "max": 2, "wait_us": 0, "lease_us": 1_000_000}
