@@ -18,6 +18,9 @@ with a line that says who, why and the first offending bytes; so does a fault of
 What it held is with others at once, and a peer that does not read its last words is not waited for.
 
 For people it counts what passes, by chunks and by batches, and remembers what was said last (`about`).
+
+It is long, and one: what may happen next to a connection depends on all that is noted here (what is not read,
+why it is held, who has left), and each of its methods changes some of that.
 """
 
 import asyncio

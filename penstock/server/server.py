@@ -307,13 +307,8 @@ class Server:
             return
         reload = reloadable_difference(self.settings, settings)
         # For brokers that are made later; and where the next settings are not taken, these stay in force.
-        http = self.settings.http
-        self.settings = replace(
-            self.settings,
-            policies=reload.policies,
-            users=reload.users,
-            http=replace(http, tokens=reload.tokens) if http is not None else None,
-        )
+        http = self.settings.http and replace(self.settings.http, tokens=reload.tokens)
+        self.settings = replace(self.settings, policies=reload.policies, users=reload.users, http=http)
         self.home.set_policies(reload.policies)
         self.users = Users(reload.users, self.settings.listeners, self.users)
         for connection in list(self.connections):

@@ -3,7 +3,7 @@
 `TABLE` holds what can be set in the file, in the environment and by a flag; `LISTENER_KEYS`, `HTTP_KEYS`,
 `TOKEN_KEYS` and `USER_KEYS` what only the file can say. All are data: `settings_read.py` reads the three
 sources by them, the command's help is made from them, and docs/settings.md is compared with them by a test.
-`Settings` is what comes out.
+`Settings` is what comes out. It is long because the table is, whose every row stands beside the others.
 
 Rules that always hold:
   * A setting has one name. `durability` in the file is `--durability` and `PENSTOCK_DURABILITY`;
