@@ -145,7 +145,8 @@ def bounds_of(sizes: list[int]) -> bytes:
 
 def write_dispatches(
     out: BytesWriter,
-    heads: dict[int, bytes],
+    lead: bytes,
+    headers: dict[int, bytes],
     payload: bytes,
     payload_start: i64,
     bounds: bytes,
@@ -153,27 +154,28 @@ def write_dispatches(
     offset: i64,
     tail: bytes,
 ) -> None:
-    """Write messages: the head for its size, a payload, `middle` and 14 hex digits of an offset, a tail.
+    """Write messages: a lead, the header for a size, a payload, `middle`, 14 hex digits of an offset, a tail.
 
     `bounds` are little-endian int32, one more than there are messages; `payload_start` is the bound that the
     first byte of the payload has.
     """
     count: i64 = len(bounds) // 4 - 1
     start: i64 = i64(read_i32_le(bounds, 0)) - payload_start
-    head = b""
-    head_size: i64 = -1
+    header = b""
+    header_size: i64 = -1
     high: i64 = -1  # the first six digits, which nearly all offsets share
     before_low = b""
     index: i64 = 1
     while index <= count:
         stop: i64 = i64(read_i32_le(bounds, index * 4)) - payload_start
-        if stop - start != head_size:
-            head_size = stop - start
-            head = heads[head_size]
+        if stop - start != header_size:
+            header_size = stop - start
+            header = headers[header_size]
         if offset >> 32 != high:
             high = offset >> 32
             before_low = middle + b"%06x" % high
-        out.write(head)
+        out.write(lead)
+        out.write(header)
         copy(out, payload, start, stop)
         out.write(before_low)
         write_i64_be(out, low_digits(offset))

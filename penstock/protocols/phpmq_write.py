@@ -1,8 +1,8 @@
 """PHPMQ written: messages, windows, verdicts and dispatches to bytes, many into one buffer.
 
-A `Writer` writes one dialect. What is the same for all messages to one queue is put together once
-(`_Heads`, shared by all connections), the digits of a length once per length; what is left for each message
-are a few references that are joined in the end.
+A `Writer` writes one dialect. What is the same for all messages to one queue is put together once (`_lead`),
+and the header of a content once per length, for all connections; what is left for each message are a few
+references that are joined in the end.
 
 Rules that always hold:
   * One call gives one buffer, or buffers for one write: whoever writes them so never splits a header over
@@ -73,18 +73,17 @@ ALWAYS: Final = TtlPacket.ALWAYS  # what is asked with every delivery is looked 
 NEVER: Final = TtlPacket.NEVER
 
 
-class _Heads(dict[int, bytes]):
-    """Everything that stands before a content, by its size, for one queue, type and packet count."""
+class _Headers(dict[int, bytes]):
+    """The packet headers of contents, by size."""
 
-    def __init__(self, dialect: Dialect, lead: bytes) -> None:
+    def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._lead = lead
 
     def __missing__(self, size: int) -> bytes:
         if len(self) >= _CACHE_MAX:
             self.clear()
-        head = self[size] = self._lead + self._dialect.packet_header(PacketType.CONTENT, size)
-        return head
+        header = self[size] = self._dialect.packet_header(PacketType.CONTENT, size)
+        return header
 
 
 class _Tails(dict[int, bytes]):
@@ -101,15 +100,15 @@ class _Tails(dict[int, bytes]):
         return tail
 
 
-NO_HEADS: Final = _Heads(Dialect(), b"")
+@lru_cache
+def _headers_of(dialect: Dialect) -> _Headers:
+    """One for all connections: there may be ten thousand, and a thousand sizes of each were 90 KB."""
+    return _Headers(dialect)
 
 
 @lru_cache(maxsize=256)
-def _heads_of(dialect: Dialect, type_: MessageType, name: bytes, packets: int) -> _Heads:
-    return _Heads(dialect, _lead(dialect, type_, name, packets))
-
-
 def _lead(dialect: Dialect, type_: MessageType, name: bytes, packets: int) -> bytes:
+    """What stands before the packet behind the queue's name."""
     return dialect.message_header(type_, packets) + dialect.packet(PacketType.QUEUE, name)
 
 
@@ -154,11 +153,12 @@ class Writer:
     def __init__(self, dialect: Dialect, limits: Limits = LIMITS) -> None:
         self.dialect = dialect
         self._limits = limits
+        self._headers = _headers_of(dialect)
         self._tails = _tails_of(dialect)
         self._line_break = dialect.line_break
         self._before_id = dialect.line_break + dialect.packet_header(PacketType.ID, ID_DIGITS)
-        self._queue: str | None = None  # that was dispatched last, and the heads for it
-        self._plain = self._with_ttl = NO_HEADS
+        self._queue: str | None = None  # that was dispatched last, and what stands before its contents
+        self._plain = self._with_ttl = b""
 
     def sends(self, queue: str, batch: Batch) -> bytes:
         """A batch as messages (001). Those without a TTL have no packet for it."""
@@ -167,23 +167,23 @@ class Writer:
             limit = self._limits.payload_bytes_max
             raise MisuseError(f"phpmq: queue {queue!r}: a message of {largest} bytes is over {limit}")
         name = _name_of(queue, self._limits.queue_name_bytes_max)
-        plain = _heads_of(self.dialect, MessageType.MESSAGE, name, 2)
-        line_break = self.dialect.line_break
+        plain = _lead(self.dialect, MessageType.MESSAGE, name, 2)
+        headers, line_break = self._headers, self.dialect.line_break
         payload = _payload(batch.payload, len(batch.payload), len(batch))
         out: list[bytes | memoryview] = []
         start = 0
         if batch.ttl_seconds is None:
             for end in batch.bounds[1:]:
-                out += plain[end - start], payload[start:end], line_break
+                out += plain, headers[end - start], payload[start:end], line_break
                 start = end
             return b"".join(out)
-        with_ttl = _heads_of(self.dialect, MessageType.MESSAGE, name, 3)
+        with_ttl = _lead(self.dialect, MessageType.MESSAGE, name, 3)
         self._check_number("a TTL", max(batch.ttl_seconds, default=0), min(batch.ttl_seconds, default=0))
         for end, ttl_seconds in zip(batch.bounds[1:], batch.ttl_seconds, strict=True):
             if ttl_seconds:
-                out += with_ttl[end - start], payload[start:end], self._tails[ttl_seconds]
+                out += with_ttl, headers[end - start], payload[start:end], self._tails[ttl_seconds]
             else:
-                out += plain[end - start], payload[start:end], line_break
+                out += plain, headers[end - start], payload[start:end], line_break
             start = end
         return b"".join(out)
 
@@ -235,15 +235,15 @@ class Writer:
         """The same as buffers for one write: one, or views of the payloads where these are large."""
         if queue != self._queue:
             name = _name_of(queue, self._limits.queue_name_bytes_max)
-            self._plain = _heads_of(self.dialect, MessageType.DISPATCH, name, 3)
-            self._with_ttl = _heads_of(self.dialect, MessageType.DISPATCH, name, 4)
+            self._plain = _lead(self.dialect, MessageType.DISPATCH, name, 3)
+            self._with_ttl = _lead(self.dialect, MessageType.DISPATCH, name, 4)
             self._queue = queue
-        plain, with_ttl = self._plain, self._with_ttl
+        plain, with_ttl, headers = self._plain, self._with_ttl, self._headers
         before_id, line_break = self._before_id, self._line_break
         large = _are_large(slices)
         shows_none = ttl_packet is NEVER or (ttl_packet is not ALWAYS and not _any_expires(slices))
         if COMPILED and shows_none and not large:
-            return [_without_ttl(slices, plain, before_id, line_break)]
+            return [_without_ttl(slices, plain, headers, before_id, line_break)]
         out: list[bytes | memoryview] = []
         for piece in slices:
             lo, hi = piece.lo, piece.hi
@@ -256,7 +256,7 @@ class Writer:
             if ttl_packet is TtlPacket.NEVER or (expires is None and ttl_packet is TtlPacket.AUTO):
                 tail = line_break
                 for end, number in zip(bounds[1:], numbers, strict=True):
-                    out += plain[end - start], payload[start:end], middle, number, tail
+                    out += plain, headers[end - start], payload[start:end], middle, number, tail
                     start = end
                 continue
             always = ttl_packet is TtlPacket.ALWAYS
@@ -264,9 +264,9 @@ class Writer:
             for end, number, left in zip(bounds[1:], numbers, ttls, strict=True):
                 if left >= 0 or always:
                     tail = self._tails[max(left, 0)]
-                    out += with_ttl[end - start], payload[start:end], middle, number, tail
+                    out += with_ttl, headers[end - start], payload[start:end], middle, number, tail
                 else:
-                    out += plain[end - start], payload[start:end], middle, number, line_break
+                    out += plain, headers[end - start], payload[start:end], middle, number, line_break
                 start = end
         return out if large else [b"".join(out)]
 
@@ -294,7 +294,7 @@ def _any_expires(pieces: list[Slice]) -> bool:
     return False
 
 
-def _without_ttl(pieces: list[Slice], heads: _Heads, before_id: bytes, tail: bytes) -> bytes:
+def _without_ttl(pieces: list[Slice], lead: bytes, headers: _Headers, before_id: bytes, tail: bytes) -> bytes:
     """What `Writer.dispatches` gives for messages that show no TTL, by a compiled loop."""
     out = BytesWriter()
     for piece in pieces:
@@ -305,7 +305,9 @@ def _without_ttl(pieces: list[Slice], heads: _Heads, before_id: bytes, tail: byt
         if not isinstance(bounds, (array, memoryview)):  # Compiled, a union would be made each time.
             bounds = array("i", bounds)
         middle = before_id + piece.origin
-        loops.write_dispatches(out, heads, payload, start, bounds.tobytes(), middle, piece.offset_start, tail)
+        loops.write_dispatches(
+            out, lead, headers, payload, start, bounds.tobytes(), middle, piece.offset_start, tail
+        )
     return out.getvalue()
 
 

@@ -101,12 +101,13 @@ def test_bounds_of(sizes: list[int]) -> None:
 @given(st.lists(contents, max_size=5), offsets, st.integers(0, 9))
 @example([b"", b"a", b"", b"b"], 0xFFFFFFFE, 0)
 def test_write_dispatches(messages: list[bytes], offset: int, payload_start: int) -> None:
-    heads = {size: b"<%d>" % size for size in set(map(len, messages))}
+    headers = {size: b"%d>" % size for size in set(map(len, messages))}
     bounds = accumulate(map(len, messages), initial=payload_start)
     out = BytesWriter()
     loops.write_dispatches(
         out,
-        heads,
+        b"<",
+        headers,
         b"".join(messages),
         payload_start,
         b"".join(bound.to_bytes(4, "little") for bound in bounds),

@@ -3,10 +3,11 @@
 import random
 import tracemalloc
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
-from penstock.model.batch import Batch
+from penstock.model.batch import Batch, Slice
 from penstock.protocols import rq
 from penstock.protocols.phpmq import Dialect
 from penstock.protocols.phpmq_session import ServerSession
@@ -15,6 +16,8 @@ from penstock.protocols.rq_controller import ControllerSession
 
 REMEMBERED_BYTES = 64 * 1024
 COUNT = 800
+
+numbers = count()
 
 
 def phpmq(queues: int, dialect: Dialect) -> Callable[[], object]:
@@ -50,10 +53,20 @@ def requests() -> Callable[[], object]:
     return hear
 
 
+def consumer() -> object:
+    """One who gets messages that differ in size, from a queue of its own."""
+    source, session, queue = random.Random(1), ServerSession(), f"q{next(numbers)}"
+    session.receive(Writer(Dialect()).consume(queue, COUNT))
+    for _ in range(COUNT):
+        payload = bytes(source.randrange(3000))
+        session.deliver(queue, [Slice(payload, [0, len(payload)], 0, 1, 0, b"0" * 18, 0)], 0)
+    return session
+
+
 @pytest.mark.parametrize(
     "hear",
-    [phpmq(1, Dialect(36, line_breaks=True)), phpmq(COUNT, Dialect()), requests()],
-    ids=["PHPMQ sizes", "PHPMQ names", "RQ names"],
+    [phpmq(1, Dialect(36, line_breaks=True)), phpmq(COUNT, Dialect()), requests(), consumer],
+    ids=["PHPMQ sizes", "PHPMQ names", "RQ names", "PHPMQ consumer"],
 )
 def test_names_sizes_and_times_take_little_of_a_connection(hear: Callable[[], object]) -> None:
     hear()  # What all have in common is there.
