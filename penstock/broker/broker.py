@@ -299,8 +299,8 @@ class Broker:
         which it gets whatever went wrong with them.
         """
         try:
-            self.settling.go_on(now_us)
-            self.requests.withdraw_some(now_us)
+            self.settling.turn(now_us)
+            self.requests.turn(now_us)
             if self.hand_out.draining or not (self.claims.awaited or self._suspended):
                 self.hand_out.turn(now_us)
             self.taking.turn(now_us)

@@ -18,14 +18,13 @@ batch and as far apart as they stand, so are those in between, and none of them 
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from itertools import compress
 
 from penstock.broker.asked import Asked, addresses, parse_address
 from penstock.broker.port import Port
 from penstock.broker.ports import Attached, Ports
-from penstock.log.errors import LogError, LogRefused
+from penstock.log.errors import LogError
 from penstock.log.log import Log
 from penstock.log.results import Fate, Receipt, Stored
 from penstock.model import words
@@ -173,12 +172,8 @@ class Requests:
             if asked.port in self._ports.attached:
                 requests.asked.add(result.first, result.end, asked)
             else:
-                # Its sender left before the log had told where the requests are. A log that is closing
-                # says no: the next opening withdraws them.
+                # Its sender left before the log had told where the requests are.
                 self._withdraw(asked, Reason.REQUESTER_GONE)
-                with suppress(LogRefused):
-                    self.withdraw_some(now_us)
-                self._wants_turn()
 
         return receipt
 
@@ -292,7 +287,6 @@ class Requests:
         for asked in attached.asked.values():
             if asked.first >= 0:
                 self._withdraw(asked, Reason.REQUESTER_GONE)
-        self.withdraw_some(now_us)
 
     def queue_gone(self, queue: str) -> None:
         """It was deleted: whoever waits for an answer is told that there will be none."""
@@ -309,24 +303,30 @@ class Requests:
                     self._withdraw(asked, Reason.UNDELIVERABLE)
                 else:
                     self._undelivered(asked, asked.end_all())
-        self.withdraw_some(now_us)
+        self.turn(now_us)
 
     def _withdraw(self, asked: Asked, reason: Reason) -> None:
         """Nobody waits for these any more."""
         self._leaving.append((asked.queue, self._of(asked.queue), asked.first, asked.opened, reason))
         self._undelivered(asked, asked.end_all())
+        self._wants_turn()
 
-    def withdraw_some(self, now_us: int) -> None:
-        """Of those that nobody waits for. Consumers that work on some have room when they are done."""
+    def turn(self, now_us: int) -> None:
+        """Withdraw some of those that nobody waits for; consumers that work on them have room when done."""
+        # Those of a queue together: the log looks at everybody who holds something there.
+        found: dict[tuple[str, Reason], list[int]] = {}
         left = WITHDRAWN_A_TURN
         while self._leaving and left > 0:
             queue, requests, first, opened, reason = self._leaving.popleft()
             if self.by_queue.get(queue) is not requests:
                 continue  # That queue is gone.
-            if len(opened) > left:
-                self._leaving.appendleft((queue, requests, first + left, opened[left:], reason))
-            ranges = ranges_of(compress(range(first, first + left), opened[:left]))
-            left -= len(opened)
+            count = min(len(opened), left)
+            if count < len(opened):
+                self._leaving.appendleft((queue, requests, first + count, opened[count:], reason))
+            found.setdefault((queue, reason), []).extend(compress(range(first, first + count), opened))
+            left -= count
+        for (queue, reason), offsets in found.items():
+            requests, ranges = self.by_queue[queue], ranges_of(offsets)
             requests.outgoing.take(ranges)
             for fate in self._log.withdraw(queue, ranges, reason, now_us):
                 if fate.consumer:
@@ -377,7 +377,6 @@ class Requests:
             else:
                 asked.timed = False
                 self._withdraw(asked, Reason.TIMEOUT)
-        self.withdraw_some(now_us)
         for deadline in late:
             heappush(self._deadlines, deadline)
         self._thin_deadlines()

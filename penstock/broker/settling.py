@@ -17,7 +17,7 @@ from penstock.model.life import Reason
 from penstock.model.words import Outcome, Ranges, ranges_of
 
 RUNS_A_TURN = 200
-"""Runs of messages that go back in one turn, whoever is lost: a few milliseconds."""
+"""Runs of messages that go back in one turn, however many are lost: a few milliseconds."""
 
 
 class Settling:
@@ -30,6 +30,7 @@ class Settling:
         self._wants_turn = wants_turn
         # Queues, who had messages of them, where these go, and when it was lost.
         self._leaving: deque[tuple[str, str, words.Where, int]] = deque()
+        self._runs_left = RUNS_A_TURN  # of this turn
 
     def settle(self, attached: Attached, command: words.Settle, now_us: int) -> Sequence[Fate]:
         """What has become of those that it held."""
@@ -101,16 +102,19 @@ class Settling:
             else:  # At once: it may claim them in a moment.
                 self._given_back(queue, self._log.give_back(queue, port.name, now_us, lost=False))
                 self._forget_orphans(queue, port.name)
-        self.go_on(now_us)
+        self._go_on(now_us)
 
-    def go_on(self, now_us: int) -> None:
-        """What lost ports held goes back, so much in a turn. Until then nobody can settle it; after a crash
-        it is where it was."""
-        left = RUNS_A_TURN
-        while self._leaving and left > 0:
+    def turn(self, now_us: int) -> None:
+        """What lost ports held goes back, so much from one turn to the next. Until then nobody can settle it;
+        after a crash it is where it was."""
+        self._runs_left = RUNS_A_TURN
+        self._go_on(now_us)
+
+    def _go_on(self, now_us: int) -> None:
+        while self._leaving and self._runs_left > 0:
             queue, name, where, _ = self._leaving[0]
-            fates = self._log.give_back(queue, name, now_us, where=where, runs_max=left)
-            left -= len(fates)
+            fates = self._log.give_back(queue, name, now_us, where=where, runs_max=self._runs_left)
+            self._runs_left -= max(len(fates), 1)
             if fates:
                 self._given_back(queue, fates)
             else:

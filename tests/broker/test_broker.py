@@ -684,6 +684,27 @@ def test_what_a_lost_consumer_held_goes_back_some_in_each_turn(
     house.log.close(house.now)
 
 
+def test_what_many_lost_consumers_held_goes_back_some_in_each_turn(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are lost in one turn, as where the network between is."""
+    monkeypatch.setattr(settling, "RUNS_A_TURN", 3)
+    workers = [house.port(f"w{number}") for number in range(5)]
+    for worker in workers:
+        worker.say(Consume("q", 2))
+    for _ in range(2):
+        workers[0].say(send("q", *[b"x"] * 5))
+        house.turn()
+    assert house.log.describe("q").held == 10
+    for worker in workers:
+        house.broker.detach(worker, house.now)
+    held = []
+    for _ in range(5):
+        held.append(house.log.describe("q").held)
+        house.broker.turn(house.now)
+    assert held == [8, 6, 4, 2, 0]
+
+
 def test_who_only_moves_leaves_everything_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may claim it in a moment, by the same name."""
     monkeypatch.setattr(settling, "RUNS_A_TURN", 1)

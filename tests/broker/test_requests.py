@@ -6,7 +6,7 @@ import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Accepted, Consume, Outcome, Reply, Where, ranges_of
 from tests.broker.test_broker import FakePort, House, send, settle
+from tests.build import interpreted_only
 
 
 @pytest.fixture
@@ -317,6 +318,34 @@ def test_a_requester_that_left_before_the_sync_is_forgotten_after_it(house: Hous
     assert house.log.describe("q").ready == 0
 
 
+@interpreted_only  # The log's methods are counted.
+def test_requests_that_end_together_are_taken_out_together(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each withdrawal, the log looks at everybody who holds something in that queue."""
+    calls: list[str] = []
+    withdraw = house.log.withdraw
+
+    def counting(queue: str, *rest: Any) -> Any:  # as the log has it
+        calls.append(queue)
+        return withdraw(queue, *rest)
+
+    monkeypatch.setattr(house.log, "withdraw", counting)
+    askers = [house.port(f"a{number}", "rq") for number in range(12)]
+    for number, asker in enumerate(askers):
+        queue, timeout = ("q", "r")[number % 2], 10 * (number < 6)
+        asker.say(send(queue, b"x", tickets=[number], wants_reply=True, timeout=timeout))
+    house.turn()
+    house.tick(11)
+    house.turn()
+    assert calls == ["q", "r"]
+    for asker in askers:
+        house.broker.detach(asker, house.now)
+    house.turn()
+    assert calls == ["q", "r"] * 2
+    assert [house.log.describe(queue).ready for queue in "qr"] == [0, 0]
+
+
 @pytest.mark.parametrize("crash", [False, True])
 def test_the_requests_of_one_who_leaves_are_withdrawn_some_in_each_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: bool
@@ -337,6 +366,7 @@ def test_the_requests_of_one_who_leaves_are_withdrawn_some_in_each_turn(
         return info.ready + info.held
 
     house.broker.detach(asker, house.now)
+    house.broker.turn(house.now)
     assert left() == 16  # of the first four offsets one was answered, the others are gone
     worker.say(answer(worker, "q", 4, b"too late for anybody"))
     house.broker.turn(house.now)
