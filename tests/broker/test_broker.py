@@ -26,6 +26,7 @@ from penstock.model.words import (
     Publish,
     Reply,
     Settle,
+    Sync,
     Where,
 )
 from tests.log.inline import InlineWorker
@@ -715,3 +716,47 @@ def test_who_only_moves_leaves_everything_at_once(house: House, monkeypatch: pyt
     worker.say(settle(worker, "q", 1), settle(worker, "q", 3))
     house.broker.detach(worker, house.now, lost=False)
     assert house.log.describe("q").held == 0
+
+
+def test_who_asks_hears_once_what_is_stored_behind_what_was_refused(house: House) -> None:
+    sender, gone = house.port("s"), house.port("gone")
+    sender.say(send("q", b"a"), send("not\na name", b"b", b"c"), Sync(), Sync())
+    gone.say(send("q", b"d"), Sync())
+    house.broker.detach(gone, house.now)
+    house.broker.turn(house.now)
+    assert not sender.heard("synced")
+    assert not house.broker.is_drained
+    house.log.wait()
+    assert [said for said, _ in sender.told if said != "log"] == ["refused", "synced"]
+    assert sender.heard("refused") == [2]
+    assert house.broker.is_drained
+    assert not gone.told
+
+
+def test_who_leaves_waits_for_receipts(house: House) -> None:
+    sender, other = house.port("s", "rq"), house.port("o")
+    sender.say(send("q", b"a", tickets=[7]), Closing())
+    other.say(send("q", b"b"), Sync(), Closing())
+    house.broker.turn(house.now)
+    assert not sender.told
+    assert not other.told
+    assert not house.broker.is_drained
+    house.log.wait()
+    assert sender.told == [("delivered", [7]), ("finished", None)]
+    assert other.told == [("synced", None), ("finished", None)]
+
+
+def test_a_standing_demand_waits_where_a_queue_is_paused(house: House) -> None:
+    sender, worker, single = house.port("s"), house.port("w"), house.port("o", "sspq")
+    sender.say(send("q", b"a"))
+    house.turn()
+    house.log.pause("q", True, house.now)
+    worker.say(Consume("q", 5))
+    single.say(Consume("q", 1, once=True))
+    house.turn()
+    assert single.told == [("declined", "q")]
+    assert worker.told == [("consuming", "q")]
+    house.log.pause("q", False, house.now)
+    house.broker.stir("q")
+    house.turn()
+    assert worker.payloads() == [b"a"]

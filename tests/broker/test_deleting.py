@@ -283,3 +283,15 @@ def test_many_are_looked_at_by_and_by(brief: Office, monkeypatch: pytest.MonkeyP
     assert before == 10
     wait(brief, 70)
     assert brief.log.queues() == []
+
+
+def test_a_name_that_somebody_waits_for_counts_once_when_it_is_a_queue(tmp_path: Path) -> None:
+    office = Office(tmp_path, queues_max=2)
+    worker, sender = office.port("w"), office.port("s")
+    worker.say(Consume("a", 1))
+    sender.say(send("a", b"x"))
+    office.turn()
+    sender.say(send("b", b"y"), send("c", b"z"))
+    office.turn()
+    assert office.log.queues() == ["a", "b"]
+    office.log.close(office.now)
