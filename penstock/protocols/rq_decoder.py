@@ -40,7 +40,7 @@ from penstock.protocols.errors import PeerViolation
 from penstock.protocols.risp import NEED_MORE, NUMBER_FIRST, SKIPPED, SKIPS_MAX, STRING_FIRST, Reader
 from penstock.protocols.rq import FLAG_FIRST, ID_FRAME_BYTES, NEEDS, NOTHING, Command, Event, Limits, Name
 from penstock.protocols.rq_runs import ALONE_FROM_BYTES, FAILED, SETTLED, Key, Runs
-from penstock.protocols.share import PAYLOAD_SHIFT, UNBOUNDED
+from penstock.protocols.share import BROADCAST_COST, PAYLOAD_SHIFT, UNBOUNDED
 
 if COMPILED:
     from librt.strings import BytesWriter
@@ -132,6 +132,7 @@ class Decoder:
         self._numbers: dict[int, int] = {}  # the registers: integers, and 1 for a flag that is set
         self._strings: dict[int, bytes] = {}
         self._runs = Runs()
+        self._owed = 0  # units of the share, beside those of the walk
         self._shapes: list[_Shape] = []
         self._fast_id_frames = "id frames" in FAST_PATHS
         self._fast_settled = "settled" in FAST_PATHS
@@ -226,6 +227,8 @@ class Decoder:
                 self._frame_start = -1
                 if _PAYLOAD in strings:
                     left -= len(strings[_PAYLOAD]) >> PAYLOAD_SHIFT
+                left -= self._owed
+                self._owed = 0
         self.rest = reader.cut()
         self.held_bytes = reader.gathered_bytes + len(strings.get(_PAYLOAD, b""))
         self._after_clear = after_clear
@@ -307,7 +310,10 @@ class Decoder:
         payload = self._strings[_PAYLOAD]
         name = self._name(action)
         if name is not None:
-            self._runs.added(self._runs.add(Key(action, name), payload))
+            run = self._runs.add(Key(action, name), payload)
+            if len(run.sizes) == 1:
+                self._owed = BROADCAST_COST
+            self._runs.added(run)
 
     def _on_consume(self, action: Command) -> None:
         name = self._name(action)

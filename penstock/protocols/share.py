@@ -24,5 +24,8 @@ WINDOW_BYTES: Final = 1024
 """What a queue that a connection consumes takes, in its session and in the broker: 0.7 KB were measured, and
 2.3 where nobody else consumes it."""
 
+BROADCAST_COST: Final = 32
+"""Units for broadcasts that are one event: they are written to everybody who consumes the queue."""
+
 PAYLOAD_SHIFT: Final = 11
 """A payload that is named costs a unit for every 2 KiB: so much has to be written for it."""

@@ -29,7 +29,7 @@ from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Limits
 from penstock.protocols.rq_controller import ControllerSession
 from penstock.protocols.rq_session import Consumer
-from penstock.protocols.share import UNBOUNDED
+from penstock.protocols.share import BROADCAST_COST, SHARE, UNBOUNDED
 
 ORIGIN = b"0123456789abcdef01"
 
@@ -506,3 +506,14 @@ def test_a_ping_is_answered_each_time() -> None:
     session = ControllerSession(0)
     assert session.receive(b"\x05\x05\x06", 1) == []
     assert session.take_output() == b"\x06\x06"
+
+
+def test_broadcasts_take_much_of_a_share_but_those_that_are_one_event() -> None:
+    """Each event is written to everybody who consumes the queue, however many they are."""
+    one = rq.encode_broadcasts("q", Batch.of([b"x"]))
+    for between, most in ((b"", 50), (rq.PONG, SHARE // BROADCAST_COST)):
+        session = ControllerSession(0)
+        commands = session.receive((one + between) * 50, 0)
+        told = sum(len(it.batch) for it in commands if isinstance(it, Broadcast))
+        assert 0 < told <= most
+        assert bool(session.reader.rest) is bool(between)
