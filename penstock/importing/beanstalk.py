@@ -46,9 +46,11 @@ class Beanstalk(Source):
             self._socket = socket.create_connection(
                 (self.place.host, self.place.port or PORT), CONNECT_SECONDS
             )
-            self._socket.settimeout(ANSWER_SECONDS)
             self._file = self._socket.makefile("rb")
         about = self._facts("stats")
+        if "id" not in about:
+            raise Refuses(f"{self.name}: this is no answer of a beanstalkd; is this the right port?")
+        self._socket.settimeout(ANSWER_SECONDS)
         self._era = about["id"] if about.get("binlog-current-index", "0") == "0" else ""
         if not self._was_open and not self.left():
             raise Refuses(f"{self.name}: there is no tube of this name, and so no job in it")
@@ -123,7 +125,7 @@ class Beanstalk(Source):
                 raise ConnectionError("it has closed the connection")
             words = line.decode("ascii", "replace").split() or [""]
             body = b""
-            if words[0] in ("RESERVED", "FOUND", "OK"):
+            if words[0] in ("RESERVED", "FOUND", "OK") and words[-1].isdigit():
                 length = int(words[-1])
                 body = self._file.read(length + 2)[:length]
                 if len(body) < length:

@@ -61,6 +61,7 @@ class Import:
     _name: str = field(default_factory=lambda: f"import/{uuid.uuid4().hex}")  # of its transactions
     _number: int = 1  # of the next one
     _known: dict[str, None] = field(default_factory=dict)  # stored, and perhaps not settled there
+    _search: "_Search | None" = None  # while the source is away
 
     def run(self) -> None:
         self._patiently(self.source.open)
@@ -82,9 +83,14 @@ class Import:
                     break
                 else:
                     self.stop.wait(POLL_SECONDS / 4)
+                self._search = None
             except Away as error:
-                log.warning("%s; connecting again", error)
-                self.source.close()
+                if self._search is None:
+                    log.warning("%s; connecting again", error)
+                    self._search = _Search(self.wait)
+                    self.source.close()
+                else:
+                    self._pause(self._search, error)
                 self._patiently(self.source.open)
                 since = time.monotonic()
         if not self._known:
@@ -99,7 +105,10 @@ class Import:
 
     def _move(self, batch: list[Message]) -> None:
         fresh = [message for message in batch if message.is_first or message.identity not in self._known]
+        began = time.monotonic()
         self._store(fresh, batch)
+        if self._search is not None:
+            self._search.deadline += time.monotonic() - began  # which was not the source's time
         self.again += len(batch) - len(fresh)
         self.source.settle(batch)
         if self.source.confirms:
@@ -139,24 +148,36 @@ class Import:
 
     def _patiently(self, step: Callable[[], None]) -> None:
         """Do something with the source, again and again while it is away."""
-        deadline = time.monotonic() + self.wait
-        pauses = Backoff(0.1, 5.0)
-        is_told = False
+        self._search = self._search or _Search(self.wait)
         while True:
             try:
                 return step()
             except Away as error:
-                self.source.close()
-                if "CERTIFICATE_VERIFY_FAILED" in str(error):  # as every client has it from OpenSSL
-                    raise Refuses(f"{error}; say who signs its certificate: ?cafile=FILE") from None
-                pause = pauses.next()
-                if time.monotonic() + pause > deadline:
-                    raise Away(f"{error}; is it running, and is the address right?") from None
-                if not is_told:
-                    log.warning("%s; trying for %g s", error, self.wait)
-                is_told = True
-                if self.stop.wait(pause):
-                    raise Stopped from None
+                self._pause(self._search, error)
+
+    def _pause(self, search: "_Search", error: Away) -> None:
+        """Before another try; that was the last one where it was looked for long enough."""
+        self.source.close()
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # as every client has it from OpenSSL
+            raise Refuses(f"{error}; say who signs its certificate: ?cafile=FILE") from None
+        pause = search.pauses.next()
+        if time.monotonic() + pause > search.deadline:
+            raise Away(f"{error}; is it running, and is the address right?") from None
+        if not search.is_told:
+            log.warning("%s; trying for %g s", error, self.wait)
+        search.is_told = True
+        if self.stop.wait(pause):
+            raise Stopped from None
+
+
+class _Search:
+    """For a source that is away. It is over when something was taken and settled, or nothing was there: one
+    that lets everybody in and then throws them out is away, too."""
+
+    def __init__(self, seconds: float) -> None:
+        self.deadline = time.monotonic() + seconds
+        self.pauses = Backoff(0.1, 5.0)
+        self.is_told = False
 
 
 def _bytes_of(messages: list[Message]) -> int:

@@ -11,6 +11,7 @@ The clients look for their server again by themselves. How it fails: as said in 
 """
 
 import queue
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -96,8 +97,10 @@ class Phpmq(Wire):
 
     def take(self, count: int) -> list[Message]:
         with told(self.name, LOST):
-            got = list(self._mq.consume(self.queue, count, count=count, timeout=POLL_SECONDS))
-        return [Message(it, it.body, it.id, ttl=it.ttl) for it in got]
+            got = self._mq.consume(self.queue, count, count=count, timeout=POLL_SECONDS)
+            # By id: where the client has connected again meanwhile, what it had comes once more.
+            messages = {it.id: it for it in got}
+        return [Message(it, it.body, it.id, ttl=it.ttl) for it in messages.values()]
 
     def settle(self, messages: Sequence[Message]) -> None:
         with told(self.name, LOST):
@@ -109,32 +112,57 @@ class Phpmq(Wire):
             self._mq.close()
 
 
-Taken = tuple[client.RqRequest, "Future[None]"]
+class _Hands:
+    """What one node holds: its handlers wait, in threads of the client's, until their messages are stored."""
+
+    def __init__(self) -> None:
+        self.came: queue.SimpleQueue[tuple[client.RqRequest, Future[None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._held: set[Future[None]] = set()
+        self._is_over = False
+
+    def hold(self, request: client.RqRequest) -> None:
+        """A handler: as long as this goes on, the message is ours."""
+        stored: Future[None] = Future()
+        with self._lock:
+            if self._is_over:
+                stored.cancel()
+            self._held.add(stored)
+        self.came.put((request, stored))
+        stored.result()
+
+    def settle(self, stored: "Future[None]") -> None:
+        with self._lock:
+            self._held.discard(stored)
+        stored.set_result(None)
+
+    def end(self) -> None:
+        """From now on nothing is held: a handler that is cancelled has not answered, so that it goes back."""
+        with self._lock:
+            self._is_over = True
+            for stored in self._held:
+                stored.cancel()
 
 
 class Rq(Wire):
     confirms = False
     batch_max = 64
 
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._hands = _Hands()
+
     def open(self) -> None:
-        self._came: queue.SimpleQueue[Taken] = queue.SimpleQueue()
-        self._open: set[Future[None]] = set()
+        self._hands = _Hands()
         with told(self.name, LOST):
             self._node = client.RqClient(self._url, **self._options)
-            self._node.serve(self.queue, self._hold, max=self.batch_max)
-
-    def _hold(self, request: client.RqRequest) -> None:
-        """In a thread of the client's: as long as this goes on, the message is ours."""
-        stored: Future[None] = Future()
-        self._open.add(stored)
-        self._came.put((request, stored))
-        stored.result()
+            self._node.serve(self.queue, self._hands.hold, max=self.batch_max)
 
     def take(self, count: int) -> list[Message]:
         messages: list[Message] = []
         with suppress(queue.Empty):
             while len(messages) < count:
-                request, stored = self._came.get(timeout=NEXT_SECONDS if messages else POLL_SECONDS)
+                request, stored = self._hands.came.get(timeout=NEXT_SECONDS if messages else POLL_SECONDS)
                 if request.wants_reply:
                     raise Refuses(
                         f"{self.name}: a request waits for an answer there, which only its own workers can "
@@ -148,11 +176,9 @@ class Rq(Wire):
 
     def settle(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._open.discard(message.handle)
-            message.handle.set_result(None)
+            self._hands.settle(message.handle)
 
     def close(self) -> None:
-        for stored in self._open:
-            stored.cancel()  # which the client takes for "not answered": it goes back
+        self._hands.end()
         with suppress(client.ClientError, AttributeError):
             self._node.close()

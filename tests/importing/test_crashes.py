@@ -6,20 +6,26 @@ same command runs again.
 
 import os
 import signal
+import socket
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.client import HttpClient
+from penstock.client import HttpClient, RqClient
+from penstock.client.rq_serving import AsyncServing
+from penstock.importing import wires
 from penstock.importing.sink import Sink
-from penstock.importing.source import Away
+from penstock.importing.source import Away, source_of
 from tests.importing.conftest import Command, Peer, Stalk
 from tests.importing.dying import STEPS, killed_after, method_of, patched
 from tests.seeds import some
-from tests.server.harness import BrokerProcess
+from tests.server.harness import WAIT_SECONDS, BrokerProcess, until
 
 BODIES = [b"message %04d" % number for number in range(150)]
 BATCH = 64
@@ -172,3 +178,83 @@ def test_told_to_end_before_what_is_stored_came_again(
         assert command(url, f"into-{name}")[0] == 130
     assert command(url, f"into-{name}")[0] == 0
     assert Counter(stored(f"into-{name}")) == Counter(BODIES)
+
+
+@contextmanager
+def cut_once(port: int, bytes_down: int, cut: threading.Event) -> Iterator[int]:
+    """A port that leads to another one; over the first connection so many bytes come back, before its end."""
+
+    def pass_on(source: socket.socket, sink: socket.socket, left: int) -> None:
+        with suppress(OSError):
+            while left and (data := source.recv(min(left, 4096))):
+                sink.sendall(data)
+                left -= len(data)
+        if not left:
+            cut.wait(WAIT_SECONDS)
+        for sock in (source, sink):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def let_in(listener: socket.socket) -> None:
+        for left in (bytes_down, 1 << 40):
+            with listener.accept()[0] as client, socket.create_connection(("127.0.0.1", port)) as there:
+                up = threading.Thread(target=pass_on, args=(client, there, 1 << 40))
+                up.start()
+                pass_on(there, client, left)
+                up.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        door = threading.Thread(target=let_in, args=(listener,))
+        door.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            cut.set()
+            socket.create_connection(listener.getsockname()).close()  # the second one, where none has come
+            door.join()
+
+
+def test_what_comes_again_within_a_batch_is_taken_once(
+    fill: Fill, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client connects again by itself, in the middle of taking."""
+    monkeypatch.setattr(wires, "POLL_SECONDS", 5)
+    fill("phpmq", "cut")
+    cut = threading.Event()
+    with cut_once(broker.ports["phpmq"], 800, cut) as port, ThreadPoolExecutor(1) as others:
+        source = source_of(f"phpmq://127.0.0.1:{port}/cut")
+        assert isinstance(source, wires.Phpmq)
+        with closing(source):
+            source.open()
+            taking = others.submit(source.take, 64)
+            windows = source._mq._core._windows
+            until(lambda: "cut" in windows and windows["cut"]._all[0].handed_out > 4, "some are handed out")
+            cut.set()
+            assert len({it.body for it in taking.result()}) == len(taking.result()) > 4
+
+
+def test_messages_that_come_while_an_import_ends_go_back(
+    fill: Fill, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was held is given back, and in the moment before the client leaves it is given the next ones."""
+    deliveries = 0
+    take, close = AsyncServing.take, RqClient.close
+
+    def count(serving: AsyncServing, line: Any, event: Any) -> None:
+        nonlocal deliveries
+        deliveries += 1
+        take(serving, line, event)
+
+    def close_later(node: RqClient) -> None:
+        before = deliveries
+        until(lambda: deliveries > before, "more has come")
+        close(node)
+
+    monkeypatch.setattr(AsyncServing, "take", count)
+    monkeypatch.setattr(RqClient, "close", close_later)
+    source = source_of(fill("rq", "ending"))
+    source.open()
+    assert len(source.take(64)) == 64
+    source.close()
+    # A thread that waited for ever would keep the command from ending.
+    until(lambda: not any("rq-ending" in it.name for it in threading.enumerate()), "handlers have ended")

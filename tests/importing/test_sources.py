@@ -310,6 +310,15 @@ def test_nobody_is_there(scheme: str, command: Command, broker: BrokerProcess) -
     assert err.splitlines()[-1].count("is it running, and is the address right?") == 1, err
 
 
+def test_somebody_else_is_there(command: Command, broker: BrokerProcess) -> None:
+    where = f"127.0.0.1:{broker.ports['http']}/jobs"
+    assert "no answer of a beanstalkd" in said(command(f"beanstalk://{where}", "--wait", "0.1"))
+    # This one is let in, and is told nothing but nonsense from then on.
+    code, out, err = command(f"phpmq://{where}", "--wait", "0.3")
+    assert (code, out, len(err.splitlines()) < 12) == (1, "", True), err
+    assert "does not speak this protocol" in err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("url", "what"),
     [
