@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from penstock.cli.admin import at_least
-from penstock.cli.messaging import add_connection, find_url, http_options, progress, say_json
+from penstock.cli.messaging import add_connection, find_url, http_options, progress, say_json, seconds
 from penstock.errors import Misuse
 from penstock.importing.source import FORMS, PASSWORD_VARIABLE
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--follow", action="store_true", help="go on with what comes, without end")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=1.0,
         metavar="S",
         help="over when none has come for so long (default: %(default)g)",

@@ -13,6 +13,7 @@ ours and keeps its traceback.
 
 import argparse
 import difflib
+import errno
 import gc
 import importlib
 import logging
@@ -70,6 +71,9 @@ EXIT_MISUSE = 2
 EXIT_INTERRUPTED = 130
 EXIT_OUTPUT_CLOSED = 141
 
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk says no with to what is printed. For files that a command opens it has words of its own."""
+
 VERSION_LINE = f"penstock {__version__}"
 HIDDEN = "\0"
 HELP_OF_HELP = "show this help and leave"
@@ -90,6 +94,7 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, str] = COMMANDS) -> int:
     """Run one command line (default: this process's) and return its exit code."""
+    fill_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(arguments, commands)
@@ -98,10 +103,28 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, str] = COMMAN
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered goes nowhere; without this the interpreter would try once more and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return EXIT_OUTPUT_CLOSED
+    except OSError as error:
+        if error.errno not in OUTPUT_ERRORS or error.filename is not None:
+            raise
+        _forget_output()
+        print(f"penstock: standard output: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILURE
     return code
+
+
+def fill_streams() -> None:
+    """A standard stream that is closed leads nowhere. Otherwise the first file that is opened would get its
+    number, and what anybody says there would be written into that file."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open
+
+
+def _forget_output() -> None:
+    """What is still buffered goes nowhere; the interpreter would try once more and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load(name: str, commands: Mapping[str, str]) -> Command:

@@ -79,7 +79,7 @@ def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ("rq",
     add_token(parser, "http: a file with our token, where the broker has tokens")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=seconds,
         default=60.0,
         metavar="S",
         help="look for the broker so long, 0: once (default: %(default)g)",
@@ -94,6 +94,17 @@ def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ("rq",
     parser.add_argument("--certfile", metavar="FILE", help="TLS: our own certificate")
     parser.add_argument("--keyfile", metavar="FILE", help="TLS: its key")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
+
+
+def seconds(text: str) -> float:
+    """The kind of an argument: how long, perhaps without end."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not number >= 0:  # which is also true of "nan"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
+    return number
 
 
 def add_token(
@@ -134,14 +145,13 @@ def _listener(url: str, args: argparse.Namespace, vias: Sequence[str]) -> tuple[
     from penstock.client.http_core import HttpCore
     from penstock.client.http_line import HttpLine
 
-    target = target_of(url)
     options = Options.of(**http_options(args))
-    line = HttpLine(target, options)
+    line = HttpLine(target_of(url), options)
     try:
         listeners = line.ask(HttpCore(options).get("v1", "engine"))["listeners"]
+        there = line.address
     finally:
         line.close()
-    (there, *_) = target.addresses
     for via in vias:
         for listener in listeners:
             address = parse_address(listener["address"])
@@ -273,6 +283,8 @@ class Printer:
     """Bodies on standard output: as JSON, as bytes, or as text for a terminal."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        if getattr(sys.stdout, "name", "") == os.devnull:  # see `fill_streams`; else it has no name of a file
+            raise PenstockError("standard output is closed, so that no message was taken")
         self._json: bool = args.json
         self._end = b"" if args.raw else b"\n"
         self._for_people = sys.stdout.isatty() and not args.raw

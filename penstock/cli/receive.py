@@ -21,6 +21,7 @@ from penstock.cli.messaging import (
     client_options,
     find_url,
     http_options,
+    seconds,
     until,
 )
 from penstock.client.http_core import check_delay
@@ -48,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-ack", action="store_true", help="look only: the messages go back afterwards")
     parser.add_argument("--follow", action="store_true", help="wait for messages without end")
     parser.add_argument(
-        "--timeout", type=float, default=1.0, metavar="S", help="wait so long for each (default: %(default)s)"
+        "--timeout",
+        type=seconds,
+        default=1.0,
+        metavar="S",
+        help="wait so long for each (default: %(default)s)",
     )
     parser.add_argument(
         "--lease",
@@ -76,8 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.count is not None and args.count < 1:
         raise Misuse(f"--count {args.count}: use at least 1")
-    if args.timeout < 0:
-        raise Misuse(f"--timeout {args.timeout:g}: use a number of seconds from 0")
     if args.exec is None and (args.jobs is not None or args.retry_delay is not None):
         raise Misuse("--jobs and --retry-delay are for --exec")
     if args.exec is not None:

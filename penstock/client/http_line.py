@@ -24,6 +24,7 @@ from penstock.client.http_core import Answer, Request, answer_of, lost, timed_ou
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan, log
 from penstock.client.url import Target
+from penstock.common.address import Address
 
 UNAVAILABLE: Final = 503
 """The status of a broker that cannot do something now, and perhaps soon: it stops, or is not there yet."""
@@ -53,6 +54,11 @@ class HttpLine:
         """Connect, so that a wrong address is told at once."""
         with self._lock:
             self._present()
+
+    @property
+    def address(self) -> Address:
+        """Of the broker that has answered last, or else of the one that is tried next."""
+        return self._plan.first
 
     def leave(self) -> None:
         """From now on, look for a broker once, and not for as long as it takes."""

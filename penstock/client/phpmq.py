@@ -110,24 +110,29 @@ class _Calls(Generic[M]):
     async def _ack_many(self, messages: Iterable[_Message]) -> int:
         told = 0
         for (queue, generation), group in unsettled(messages).items():
-            told += len(group) * await self._settle(Outcome.ACK, queue, group, generation)
+            told += await self._settle(Outcome.ACK, queue, group, generation)
         return told
 
     async def _settle_one(self, outcome: Outcome, message: _Message, ttl: int | None = None) -> bool:
         one = message._fetched
-        if one.is_settled:
-            return False
-        return await self._settle(outcome, message.queue, [one], one.generation, ttl or 0)
+        return await self._settle(outcome, message.queue, [one], one.generation, ttl or 0) > 0
 
     async def _settle(
         self, outcome: Outcome, queue: str, group: list[Fetched], generation: int, ttl: int = 0
-    ) -> bool:
-        told = await self._link.write_if_open(
-            partial(self._core.settle, outcome, queue, group, generation, ttl)
-        )
-        if not told:
-            log.warning(DROPPED, queue, outcome.value, len(group))
-        return told
+    ) -> int:
+        """Of how many of a group the broker was told."""
+        fresh = group
+
+        def encode() -> bytes | None:
+            nonlocal fresh
+            fresh = [one for one in group if not one.is_settled]  # by another thread, perhaps in this moment
+            return self._core.settle(outcome, queue, fresh, generation, ttl) if fresh else None
+
+        if await self._link.write_if_open(encode):
+            return len(fresh)
+        if fresh:
+            log.warning(DROPPED, queue, outcome.value, len(fresh))
+        return 0
 
 
 class AsyncPhpmqClient(_Calls[AsyncPhpmqMessage], AsyncLinkedClient):

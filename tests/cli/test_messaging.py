@@ -383,6 +383,44 @@ def test_one_address_of_http_serves_every_command(broker: BrokerProcess) -> None
     assert penstock("queues", PENSTOCK_URL=where).returncode == 0
 
 
+def test_of_several_addresses_the_one_that_answers_is_where_listeners_are(tmp_path: Path) -> None:
+    everywhere = BrokerProcess(
+        tmp_path, "--sspq", "off", "--phpmq", "0.0.0.0:0", "--http", "127.0.0.1:0"
+    ).start()
+    try:
+        where = f"http://[::1]:1,127.0.0.1:{everywhere.ports['http']}"
+        assert penstock("send", "several", "x", "--url", where).returncode == 0
+        ended = penstock("receive", "several", "--url", where, "--wait", "0")
+        assert (ended.returncode, ended.stdout) == (0, b"x\n"), ended.stderr
+    finally:
+        everywhere.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "redirected", "code", "said"),
+    [
+        ("receive", ">&-", 1, "penstock: standard output is closed, so that no message was taken\n"),
+        ("peek", ">/dev/full", 1, "penstock: standard output: No space left on device\n"),
+        ("peek", ">&-", 0, ""),
+        (
+            "send",
+            "<&-",
+            1,
+            "penstock: standard input is empty, and nothing was sent; for an empty message give ''\n",
+        ),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(
+    broker: BrokerProcess, command: str, redirected: str, code: int, said: str
+) -> None:
+    with HttpClient(url(broker, "http")) as mq:
+        mq.send("streams", b"kept")
+        line = f"{sys.executable} -m penstock {command} streams --url {url(broker, 'http')} {redirected}"
+        ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=SECONDS)
+        assert (ended.returncode, ended.stderr) == (code, said)
+        assert {it.state for it in mq.peek("streams")} == {"ready"}
+
+
 WIRES = ("phpmq", "sspq", "rq")
 PAIRS = [(ours, theirs) for ours in WIRES for theirs in (*WIRES, "http") if ours != theirs]
 
@@ -506,7 +544,9 @@ def test_nobody_there(protocol: str) -> None:
         ),
         ("send q x --count 0", "--count 0: use at least 1"),
         ("receive q --count 0", "--count 0: use at least 1"),
-        ("receive q --timeout -1", "--timeout -1: use a number of seconds from 0"),
+        ("receive q --timeout -1", "--timeout: '-1' is not a number of seconds from 0 on"),
+        ("receive q --timeout nan", "--timeout: 'nan' is not a number of seconds from 0 on"),
+        ("send q x --wait=-1", "--wait: '-1' is not a number of seconds from 0 on"),
         ("receive q --via sspq --no-ack --count 2", "--no-ack over sspq shows one message"),
         ("request q x --timeout 0", "--timeout 0: use a number of seconds over 0"),
         ("reply q --exec cat --max 0", "--max 0: use a number over 0"),

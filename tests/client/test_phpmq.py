@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from penstock import aconnect
 from penstock.client import ClientOptions, ConnectionLost, NotSupported, PhpmqClient, TimedOut
 from penstock.client.blocking import Latch
+from penstock.client.phpmq import PhpmqMessage
 from penstock.client.thread_link import ThreadLink
 from penstock.client.wire import Wire
 from penstock.common.address import Address
@@ -404,6 +406,29 @@ def test_many_threads_and_tls(doors: Doors, queue: str) -> None:
     }
     with PhpmqClient(doors.tls("phpmq"), **options) as mq:
         send_and_settle(mq, queue)
+
+
+def test_of_two_threads_that_settle_a_message_one_is_told_that_it_did(
+    broker: BrokerProcess, queue: str
+) -> None:
+    each = 200
+    with PhpmqClient(url_of(broker)) as mq, ThreadPoolExecutor(2) as pool:
+        mq.send_many(queue, [b"x"] * each)
+        messages = list(mq.consume(queue, prefetch=each, count=each, timeout=10))
+        both = threading.Barrier(2)
+
+        def settle(way: Callable[[PhpmqMessage], bool]) -> int:
+            done = 0
+            for message in messages:
+                both.wait()
+                done += way(message)
+            return done
+
+        told = [pool.submit(settle, way) for way in (PhpmqMessage.ack, PhpmqMessage.requeue)]
+        acked, requeued = (one.result() for one in told)
+        assert acked + requeued == each
+        mq.flush()
+        assert len(list(mq.consume(queue, prefetch=each, timeout=0.3))) == requeued
 
 
 def send_and_settle(mq: PhpmqClient, queue: str) -> None:
