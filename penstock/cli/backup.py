@@ -20,6 +20,7 @@ from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import progress, warn
 from penstock.client.errors import Refused
 from penstock.common import units
+from penstock.errors import Misuse
 from penstock.log.backup.listing import Listed, Listing
 from penstock.log.backup.store import BackupError, Store
 from penstock.log.backup.taking import Tell, take
@@ -118,6 +119,8 @@ def told_disk(folder: str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise Misuse(f"{error.filename or folder}: is no folder; name another one") from None
     except (OSError, SyncFailed) as error:
         where, why = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
         raise BackupError(f"{where}: {why}; call it again when that is mended, and it goes on") from None

@@ -119,7 +119,10 @@ def _check(args: argparse.Namespace) -> int:
 
     pipelines: list[Pipeline] = []
     wrong = False
-    for path in Files(args.files, missing=True).found():
+    found = Files(args.files, missing=True).found()
+    if not found:
+        raise Misuse(f"{', '.join(args.files)}: there is no file of a pipeline, *.toml, in it")
+    for path in found:
         try:
             pipeline = read_pipeline(path)
         except PipelineMistakes as mistakes:

@@ -73,8 +73,13 @@ async def _serve(args: argparse.Namespace, url: str) -> None:
     unheard: OSError | None = None  # what we say
 
     async def answer(request: client.RqRequest) -> bytes:
+        return await given(request, await run_command(args.exec, request.body, args.timeout))
+
+    async def empty(request: client.RqRequest, _error: Exception) -> bytes:
+        return await given(request, b"")
+
+    async def given(request: client.RqRequest, output: bytes) -> bytes:
         nonlocal answered, unheard
-        output = await run_command(args.exec, request.body, args.timeout)
         try:
             if args.json:
                 say_json(queue=request.queue, request_bytes=len(request.body), answer_bytes=len(output))
@@ -85,9 +90,6 @@ async def _serve(args: argparse.Namespace, url: str) -> None:
             await node.cancel(args.queue)  # first: an answer makes room for the next request
             enough.set()
         return output
-
-    async def empty(_request: client.RqRequest, _error: Exception) -> bytes:
-        return b""
 
     async with client.AsyncRqClient(url, **client_options(args)) as node:
         on_error = empty if args.on_failure == "empty" else None

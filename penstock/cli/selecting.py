@@ -44,8 +44,10 @@ def ranges(text: str) -> tuple[tuple[int, int], ...]:
         match = _RANGE.fullmatch(part.strip())
         if match is None:
             raise argparse.ArgumentTypeError(f"{part!r} is no offset, and no range such as 100-199")
-        first = int(match[1])
-        found.append((first, int(match[2] or first) + 1))
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise argparse.ArgumentTypeError(f"{part!r} ends before it begins; use {last}-{first}")
+        found.append((first, last + 1))
     return tuple(found)
 
 

@@ -343,7 +343,8 @@ class AsyncRqClient(AsyncManaged):
                     break
         except ConnectionLost as failure:
             self._failure = failure
-            log.warning("%s", failure)
+            if self._serves:  # else it is raised to somebody who waits for a line
+                log.warning("%s", failure)
         except Exception as error:  # noqa: BLE001 - whatever it is: who waits for a line would do so for ever
             self._failure = ConnectionLost(f"{self._name}: {error!r}")
         else:

@@ -127,7 +127,8 @@ class Search:
                 seconds = self._plan.patience_seconds
                 log.warning("no %s broker yet (%s); trying for %g s", protocol, said, seconds)
         else:
+            attempts = f"{self._attempts} attempt{'s' * (self._attempts != 1)}"
             raise ConnectionLost(
-                f"no {protocol} broker could be reached ({self._attempts} attempts): {said}; "
+                f"no {protocol} broker could be reached ({attempts}): {said}; "
                 "is it running, and is the address right?"
             )

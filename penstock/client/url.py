@@ -55,7 +55,7 @@ def target_of(url: str) -> Target:
     if protocol not in PORTS:
         raise NotSupported(f"{shown!r}: there is no scheme {scheme!r}; use {_FORMS}")
     if "@" in rest:
-        raise NotSupported(f"a {scheme} URL has no user and no password; use {scheme}://HOST:PORT")
+        raise NotSupported(f"{scheme} URLs have no user and no password; use {scheme}://HOST:PORT")
     hosts = [text.strip().removeprefix(f"{scheme}://").removesuffix("/") for text in rest.split(",")]
     if any("://" in text for text in hosts):
         raise NotSupported(f"{url!r}: several addresses have one scheme; use {scheme}://HOST:PORT for all")

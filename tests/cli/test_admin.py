@@ -539,6 +539,7 @@ def test_tokens_and_their_roles(
         ("search q --export dead.csv --json", "use it without --json and --full"),
         ("move q --state ready", "the following arguments are required: --to"),
         ("copy q --to r", "say which messages: --offsets, --where or --state"),
+        ("withdraw q --offsets 7-3 --yes", "'7-3' ends before it begins; use 3-7"),
         ("withdraw q --offsets 1,x --yes", "'x' is no offset, and no range such as 100-199"),
         ("withdraw q --offsets 1", "say --yes to withdraw without a question"),
     ],
@@ -648,3 +649,10 @@ def test_a_moment_is_marked(api: Api, run: Run) -> None:
     marks = api.get("/v1/marks", queue="a/b")["marks"]
     said = [(it["kind"], it["text"]) for it in marks if it["kind"] in ("incident", "deploy")]
     assert said == [("incident", "odd"), ("deploy", "shop 1.2")]
+
+
+def test_a_backup_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["backup", str(file)]) == 2
+    assert capsys.readouterr().err == f"penstock backup: {file}: is no folder; name another one\n"

@@ -307,6 +307,17 @@ def test_a_command_that_fails_gives_the_request_back(broker: BrokerProcess, tmp_
     assert err.endswith(b"exit status 3\n")
 
 
+def test_an_answer_of_nothing_counts(broker: BrokerProcess) -> None:
+    """`--count 1` must not take the whole queue where the command does not even start."""
+    with HttpClient(url(broker, "http")) as mq:
+        mq.send_many("counted", [b"1", b"2", b"3"])
+        arguments = ("--exec", "exit 1", "--on-failure", "empty", "--count", "1", "--json")
+        ended = penstock("reply", "counted", *arguments, "--url", url(broker, "rq"))
+        assert ended.returncode == 0, ended.stderr
+        assert json.loads(ended.stdout) == {"queue": "counted", "request_bytes": 1, "answer_bytes": 0}
+        assert [it.value for it in mq.peek("counted", state="ready")] == [b"2", b"3"]
+
+
 def test_a_command_that_fails_can_answer_with_nothing(broker: BrokerProcess) -> None:
     where = ("--url", url(broker, "rq"))
     replying = start("reply", "fails", "--exec", "echo no; exit 1", "--on-failure", "empty", *where)
@@ -524,7 +535,7 @@ def test_nobody_there(protocol: str) -> None:
     ended = penstock("send", "q", "x", "--url", f"{protocol}://127.0.0.1:1", "--wait", "0")
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr.startswith(
-        b"penstock: no %b broker could be reached (1 attempts): 127.0.0.1:1: Conn" % protocol.encode()
+        b"penstock: no %b broker could be reached (1 attempt): 127.0.0.1:1: Conn" % protocol.encode()
     )
     assert ended.stderr.count(b"\n") == 1
 

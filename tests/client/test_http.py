@@ -293,7 +293,7 @@ async def test_nobody_there(kind: Connect) -> None:
         with pytest.raises(ConnectionLost) as raised:
             await kind(f"http://127.0.0.1:{port}", reconnect_seconds=0)
     assert str(raised.value) == (
-        f"no http broker could be reached (1 attempts): 127.0.0.1:{port}: Connection refused; "
+        f"no http broker could be reached (1 attempt): 127.0.0.1:{port}: Connection refused; "
         "is it running, and is the address right?"
     )
 

@@ -56,7 +56,7 @@ def test_a_target_can_be_read() -> None:
         ("http://a/v1", "nothing can follow the addresses; use http://HOST:PORT"),
         ("http://a,https://b", "several addresses have one scheme; use http://HOST:PORT for all"),
         ("http://a,http://b/v1", "nothing can follow the addresses"),
-        ("http://user:pass@a", "a http URL has no user and no password"),
+        ("http://user:pass@a", "http URLs have no user and no password"),
         ("amqp://a", "there is no scheme 'amqp'; use phpmq://"),
         ("phpmqs+unix:///a", "there is no scheme 'phpmqs[+]unix'"),
         ("phpmq://", "a host is missing"),
@@ -80,7 +80,7 @@ def test_what_is_no_url(url: str, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("phpmq://user:secret@a", "has no user and no password"),
+        ("phpmq://user:secret@a", "phpmq URLs have no user and no password"),
         ("penstock://:secret@a", "'…@a': there is no scheme 'penstock'"),  # Celery's
         ("secret@a", "'…@a' is no URL"),
     ],

@@ -484,3 +484,8 @@ def test_a_project_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str
         f"{out}/transformations/one.py",
     ]
     compile((out / "transformations" / "one.py").read_text(), "one.py", "exec")
+
+
+def test_a_folder_without_a_pipeline_is_not_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "check", str(tmp_path)]) == 2
+    assert f"{tmp_path}: there is no file of a pipeline, *.toml, in it" in capsys.readouterr().err
