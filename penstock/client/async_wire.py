@@ -119,6 +119,8 @@ class AsyncWire(asyncio.Protocol):
         """Until nothing is unsent, or the connection is lost; False: nothing goes out."""
         if self._transport is None or self._ended.done():
             return True
+        if not self._transport.get_write_buffer_size():
+            return True  # asyncio's TLS would pause now, and nothing would come by that it resumes after
         # With a limit of nothing, the loop tells when nothing is left.
         self._transport.set_write_buffer_limits(high=0)
         self._flushing += 1

@@ -330,6 +330,22 @@ async def test_a_slow_line_is_no_broker_that_takes_nothing(kind: Connect) -> Non
     assert read > size
 
 
+@both_and_uvloop
+async def test_over_tls_nothing_unsent_is_all_sent(kind: Connect, doors: Doors, queue: str) -> None:
+    """Without receipts the system is asked, and what TLS makes of a limit of nothing is its own."""
+    options: ClientOptions = {
+        "cafile": doors.file("ca.pem"),
+        "certfile": doors.file("client.pem"),
+        "keyfile": doors.file("client.key"),
+        "operation_seconds": 1,
+    }
+    mq = await kind(doors.tls("phpmq"), receipts=False, **options)
+    await mq.send(queue, b"x")
+    await mq.flush()
+    await mq.flush()
+    await mq.close()
+
+
 @both
 async def test_reconnecting_gives_up_in_the_end(kind: Connect, spare: Spare) -> None:
     broker = spare()
