@@ -39,14 +39,17 @@ class Journal:
         except BlockingIOError:
             raise Busy(f"another import from {source.name} runs on this machine; one at a time") from None
         except OSError as error:
-            raise Busy(f"{self._path}: {error.strerror}; name a file of yours with --journal") from None
+            raise self._no_file(error) from None
 
     def read(self) -> dict[str, Any]:
         """The record that was written last; nothing where none was, or the last run has ended well."""
         if self._source.keeps_records:
             kept = self._source.recall()
         else:
-            kept = self._path.read_bytes() if self._path.exists() else b""
+            try:
+                kept = self._path.read_bytes() if self._path.exists() else b""
+            except OSError as error:
+                raise self._no_file(error) from None
         try:
             record = json.loads(kept or b"{}")
         except ValueError:
@@ -71,13 +74,19 @@ class Journal:
             self._source.remember(record)
             return
         fresh = self._path.with_name(f"{self._path.name}.new")
-        with fresh.open("wb") as file:
-            file.write(record)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            with fresh.open("wb") as file:
+                file.write(record)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self._no_file(error) from None
+
+    def _no_file(self, error: OSError) -> Busy:
+        return Busy(f"{self._path}: {error.strerror}; name a file of yours with --journal")

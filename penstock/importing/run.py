@@ -29,7 +29,7 @@ from typing import Any, Final
 from penstock.client.errors import Refused
 from penstock.client.plan import Backoff
 from penstock.importing.journal import Journal
-from penstock.importing.sink import Sink
+from penstock.importing.sink import Sink, Unmovable
 from penstock.importing.source import BATCH_MAX, POLL_SECONDS, Away, Message, Refuses, Source, log
 
 BATCH_FIRST: Final = 16
@@ -129,8 +129,14 @@ class Import:
             try:
                 stored = self.sink.store(key, part, lambda: self._wait(batch))
             except Refused as error:
-                if error.name != "body-too-large" or len(part) == 1:
+                if error.name != "body-too-large":
                     raise
+                if len(part) == 1:
+                    which = f"the message {part[0].identity}" if identities else "a message"
+                    raise Unmovable(
+                        f"{self.source.name}: {which} of {len(part[0].body):,} bytes is too large for "
+                        f"Penstock ({error.detail}); raise that limit, and the same command goes on"
+                    ) from None
                 size = len(part) // 2  # under the same key: its commit drops what was staged in vain
                 self._bytes_max = min(self._bytes_max, _bytes_of(part) // 2)
                 continue

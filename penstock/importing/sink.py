@@ -17,9 +17,10 @@ from penstock.client.http_core import Answer, HttpCore, Request, json_value
 from penstock.client.http_line import HttpLine
 from penstock.client.options import ClientOptions, Options
 from penstock.client.url import parse_url
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 from penstock.importing.source import Message, log
 from penstock.model.headers import encode_headers
+from penstock.model.policy import QueueNameError, check_queue_name
 
 PART_BYTES: Final = 4 << 20
 """Of lines in one request: a broker takes 16 MiB by default, and one message may be as large as that."""
@@ -32,6 +33,10 @@ class Unmovable(PenstockError):
 
 class Sink:
     def __init__(self, url: str, queue: str, options: ClientOptions) -> None:
+        try:
+            check_queue_name(queue)
+        except QueueNameError as error:
+            raise Misuse(f"{error}; behind the URL, say in which QUEUE messages are to be") from None
         self.queue = queue
         chosen = Options.of(**options)
         self._core = HttpCore(chosen)

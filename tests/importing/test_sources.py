@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -300,6 +301,32 @@ def test_a_file_of_something_else_is_no_journal(content: bytes, tmp_path: Path) 
     with closing(journal), pytest.raises(Busy, match="notes: is no journal of an import; name another file"):
         journal.read()
     assert (tmp_path / "notes").read_bytes() == content
+
+
+def test_a_journal_that_is_a_folder(broker: BrokerProcess, command: Command, tmp_path: Path) -> None:
+    url = f"phpmq://127.0.0.1:{broker.ports['phpmq']}/any"
+    told = said(command(url, "--journal", str(tmp_path)))
+    assert told == f"penstock: {tmp_path}: Is a directory; name a file of yours with --journal"
+
+
+def test_a_message_that_is_too_large_is_named(
+    redis: Any, redis_url: str, command: Command, stored: Callable[[str], list[bytes]]
+) -> None:
+    redis.rpush("large", b"first", b"x" * (17 << 20))
+    code, out, err = command(f"{redis_url}/large", "--timeout", "0", "--wait", "1")
+    assert (code, out) == (1, "")
+    assert f"{redis_url}/large: the message " in err
+    assert "of 17,825,792 bytes is too large for Penstock (the body has more than 16777216 bytes" in err
+    redis.delete("large", "large:penstock")
+
+
+@pytest.mark.parametrize("key", ["jobs.dead", "a%0Ab", "n" * 300])
+def test_a_name_that_no_queue_has(redis: Any, redis_url: str, command: Command, key: str) -> None:
+    redis.rpush(unquote(key), b"x")
+    code, out, err = command(f"{redis_url}/{key}")
+    assert (code, out, "behind the URL, say in which QUEUE messages are to be" in err) == (2, "", True), err
+    assert redis.lrange(unquote(key), 0, -1) == [b"x"]  # nothing was taken
+    assert command(f"{redis_url}/{key}", "named")[0] == 0
 
 
 @pytest.mark.parametrize("scheme", ["redis", "beanstalk", "phpmq", "sspq", "rq"])
