@@ -48,12 +48,11 @@ class AsyncHttpClient(HttpCalls[AsyncHttpMessage], AsyncManaged):
         pool = ThreadPoolExecutor(1, "penstock-consume")  # its thread waits while there is no message
         try:
             while window.left > 0:
-                message = self._leases.here(window) or await loop.run_in_executor(
-                    pool, self._leases.next, window, timeout
-                )
-                if message is None:
+                # A message is handed out on the loop: one that came while a task was cancelled goes back.
+                if (message := self._leases.here(window)) is not None:
+                    yield message
+                elif not await loop.run_in_executor(pool, self._leases.comes, window, timeout):
                     return
-                yield message
         finally:
             self._leases.end(window)
             pool.shutdown(wait=False)

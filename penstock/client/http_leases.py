@@ -133,22 +133,35 @@ class Leases(Generic[H]):
 
     def here(self, window: Window[H]) -> H | None:
         """The next message for a window, if it is here."""
-        now = time.monotonic()
         with self._lock:
-            while window.inbox and not window.why_over:
-                held = window.inbox.popleft()
+            held = self._first(window)
+            if held is not None:
+                window.inbox.popleft()
                 self._kept.discard(held)
-                if not held.is_gone and now < held._ends_at:
-                    self._out[held] = None
-                    window.out += 1
-                    window.left -= 1
-                    return held
+                self._out[held] = None
+                window.out += 1
+                window.left -= 1
+        return held
+
+    def _first(self, window: Window[H]) -> H | None:
+        """Of those that are here the first that is still ours."""
+        now = time.monotonic()
+        while window.inbox and not window.why_over:
+            held = window.inbox[0]
+            if not held.is_gone and now < held._ends_at:
+                return held
+            window.inbox.popleft()
+            self._kept.discard(held)
         return None
 
-    def next(self, window: Window[H], timeout: float | None) -> H | None:
-        """The same as soon as it comes; None where it has not in time."""
+    def _has(self, window: Window[H]) -> bool:
+        with self._lock:
+            return self._first(window) is not None
+
+    def comes(self, window: Window[H], timeout: float | None) -> bool:
+        """Wait until the next message for a window is here. False: it has not come in time."""
         deadline = inf if timeout is None else time.monotonic() + min(timeout, SECONDS_TOP)
-        while (message := self.here(window)) is None:
+        while not self._has(window):
             if window.why_over:
                 raise ConnectionLost(f"queue {window.queue!r}: nothing comes in this loop: {window.why_over}")
             now = time.monotonic()
@@ -162,7 +175,13 @@ class Leases(Generic[H]):
                 self._hurry()
                 self._take(window, room, min(seconds, TAKE_SECONDS))
             if not seconds:
-                return self.here(window)
+                return self._has(window)
+        return True
+
+    def next(self, window: Window[H], timeout: float | None) -> H | None:
+        """The next message for a window as soon as it comes; None where it has not in time."""
+        while (message := self.here(window)) is None and self.comes(window, timeout):
+            pass
         return message
 
     def _room(self, window: Window[H], now: float) -> tuple[int, float]:

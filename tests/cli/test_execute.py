@@ -137,9 +137,10 @@ def test_sigterm_lets_what_runs_finish(
     api: HttpClient, queue: str, execute: Execute, tmp_path: Path, jobs: str
 ) -> None:
     api.send_many(queue, [b"a", b"b", b"c"])
-    command = f"until [ -e {tmp_path}/go ]; do sleep 0.02; done; cat"
+    begin = f"touch {tmp_path}/begun-$PENSTOCK_OFFSET"
+    command = f"{begin}; until [ -e {tmp_path}/go ]; do sleep 0.02; done; cat"
     process = execute(command, "--follow", "--jobs", jobs)
-    until(lambda: api.queue(queue).held == int(jobs), "messages to be taken")
+    until(lambda: len([*tmp_path.glob("begun-*")]) == int(jobs), "commands to begin")
     process.send_signal(signal.SIGTERM)
     (tmp_path / "go").touch()
     code, out, err = end(process)

@@ -579,6 +579,24 @@ def test_a_task_that_is_cancelled_takes_nothing(broker: BrokerProcess, queue: st
     asyncio.run(main())
 
 
+def test_what_comes_while_a_task_is_cancelled_goes_back(broker: BrokerProcess, queue: str) -> None:
+    async def main() -> None:
+        async with AsyncHttpClient(url(broker)) as mq:
+            waiting = asyncio.ensure_future(first(mq.consume(queue, lease=1000)))
+            await consumers(broker, queue, 1)
+            with HttpClient(url(broker)) as other:  # the loop stands still until it is here
+                other.send(queue, b"x")
+            leases = mq._leases
+            until(lambda: any(it.inbox or it.out for it in leases._windows), "a message is here")
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            message = await first(mq.consume(queue, timeout=WAIT_SECONDS))
+            assert (message.body, message.attempts) == (b"x", 2)
+            await message.ack()
+
+    asyncio.run(main())
+
+
 def test_a_thread_settles_while_another_consumes(broker: BrokerProcess, queue: str) -> None:
     """As with a pool of threads: the window bounds what waits for one of them."""
     most = 0
