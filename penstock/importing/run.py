@@ -64,6 +64,8 @@ class Import:
     _search: "_Search | None" = None  # while the source is away
 
     def run(self) -> None:
+        if self.count is not None:  # what is fetched ahead and goes back has been delivered once more there
+            self.source.batch_max = min(self.source.batch_max, self.count)
         self._patiently(self.source.open)
         self._resume()
         size = BATCH_FIRST

@@ -178,6 +178,15 @@ def test_what_is_left_of_a_ttl_and_of_retries(
     assert mq.peek("default", state="ready") == []
 
 
+def test_a_count_takes_little_more_from_others(
+    broker: BrokerProcess, command: Command, mq: HttpClient
+) -> None:
+    """What is fetched ahead and goes back was delivered, which max-deliveries there counts."""
+    mq.send_many("many", [b"x"] * 100)
+    assert command(f"rq://127.0.0.1:{broker.ports['rq']}/many", "few", "--count", "2")[0] == 0
+    assert sum(it.attempts for it in mq.peek("many", state="ready")) <= 4
+
+
 def test_a_request_is_left_to_those_who_can_answer_it(broker: BrokerProcess, command: Command) -> None:
     url = f"rq://127.0.0.1:{broker.ports['rq']}"
     with ThreadPoolExecutor(1) as others, RqClient(url) as rq:
