@@ -10,9 +10,11 @@ A verdict that is lost, with a connection or a process, is one that was not made
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+
+from kombu.exceptions import ChannelError
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +82,14 @@ class Outbox:
                 return call
         return None
 
-    def tell_all(self, ask: Callable[[Call], Any]) -> list[str]:
-        """Say all there is, one after the other; the ids of those that were not held any more."""
-        gone: list[str] = []
+    def tell_all(self, ask: Callable[[Call], Any]) -> Iterator[str]:
+        """Say all there is, one after the other; the ids of those that were not held any more. What one queue is
+        refused is raised when the others were told."""
+        refusal: ChannelError | None = None
         while (call := self.next_call()) is not None:
-            gone += call.gone(ask(call))
-        return gone
+            try:
+                yield from call.gone(ask(call))
+            except ChannelError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal

@@ -241,7 +241,11 @@ class Transport(virtual.Transport):
     def settle(self, verdict: str, deliveries: Iterable[Delivery], **more: object) -> None:
         self._outbox.add(verdict, deliveries, **more)
         if self._hub is None:
-            self._outbox.tell_all(self._tell)
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        for _ in self._outbox.tell_all(self._tell):
+            pass  # `Call` has said it
 
     def _tell(self, call: Call) -> Any:
         return self.ask(
@@ -328,9 +332,11 @@ class Transport(virtual.Transport):
         held = {it.id: it for channel in list(self.channels) for it in list(channel.qos.held.values())}
         extending = Outbox()
         extending.add("extend", (it for it in held.values() if not it.is_gone), lease=self.lease_seconds)
-        for message_id in extending.tell_all(self._tell):
-            held[message_id].is_gone = True
-        self.bindings.renew()
+        try:
+            for message_id in extending.tell_all(self._tell):
+                held[message_id].is_gone = True
+        finally:
+            self.bindings.renew()
 
     # --- the end -----------------------------------------------------------------------------------
 
@@ -339,7 +345,7 @@ class Transport(virtual.Transport):
         assert self._settles is not None
         if self._settles.is_waiting and self._settles.receive(5.0) is None:
             raise ConnectionError("the broker has not answered in time")
-        self._outbox.tell_all(self._tell)
+        self._tell_all()
 
     def _lines(self) -> list[Line]:
         own = [line for line in (self._calls, self._settles) if line is not None]

@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 
 import penstock.kombu  # noqa: F401 - registers the transport
 from penstock.kombu.bindings import QUEUE, TIDY_AT
+from penstock.kombu.settling import Delivery
 from tests.celery.workers import url_of
 from tests.certificates import make_certificates
 from tests.http.api import NDJSON, Api
@@ -398,6 +399,23 @@ def test_leases_are_extended_while_a_consumer_is_busy(connect: Connect, api: Api
     message = Inbox(connect(lease=1), Queue(queue)).next()
     other = Inbox(connect(), Queue(queue))
     assert other.is_silent(2.5)  # this thread does nothing for the first meanwhile
+    message.ack()
+    assert row(api, queue)["held"] == 0
+
+
+def test_leases_are_extended_where_the_broker_refuses_those_of_another_queue(
+    connect: Connect, api: Api, queue: str
+) -> None:
+    """As where a right was taken from this user."""
+    publish(connect(), queue, "long")
+    inbox = Inbox(connect(lease=1), Queue(queue))
+    message = inbox.next()
+    held = inbox.channel.qos.held
+    mine = dict(held)
+    held.clear()
+    held.update({"first": Delivery("refused\n", "0" * 32, 1), **mine})
+    assert Inbox(connect(), Queue(queue)).is_silent(1.5)
+    del held["first"]
     message.ack()
     assert row(api, queue)["held"] == 0
 
