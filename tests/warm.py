@@ -234,7 +234,7 @@ def _be_second(asked: socket.socket) -> None:
     """The same as `penstock.http.__main__`, from where it has imported everything."""
     second = importlib.import_module("penstock.http.__main__")
     second._die_with_parent()
-    data, given, _, _ = socket.recv_fds(asked, 16, 3)
+    data, given, _, _ = socket.recv_fds(asked, 16, 4)
     if not data:
         os._exit(0)
     asked.close()

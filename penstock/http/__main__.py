@@ -1,4 +1,4 @@
-"""`python -m penstock.http LINK_FD LISTEN_FD [BELL_FD]`: the second process, started by `penstock serve`.
+"""`python -m penstock.http LINK_FD LISTEN_FD GAUGE_FD [BELL_FD]`: the second process, of `penstock serve`.
 
 Its imports take half a second, in which it has the listening socket and looks at nothing. A first process
 that is killed meanwhile must not leave it behind, or the port would be taken when that one starts again.
@@ -26,8 +26,8 @@ def main() -> None:
     _die_with_parent()
     from penstock.http.process import main as run
 
-    link, door, *bell = map(int, sys.argv[1:])
-    run(link, door, bell[0] if bell else None, importlib.import_module(EXTENSION).extension())
+    link, door, gauge, *bell = map(int, sys.argv[1:])
+    run(link, door, gauge, bell[0] if bell else None, importlib.import_module(EXTENSION).extension())
 
 
 if __name__ == "__main__":

@@ -117,10 +117,9 @@ class Call:
             if len(whole) > most:
                 raise _too_large(most)
             if not self._hold(len(whole)):
-                raise too_many(self.site.bodies_bytes_max)
+                raise self.site.no_room()
             return whole
         length = self.request.headers.get("content-length", "")
-        stream = self.request.stream()
         parts: list[bytes] = []
         gathered = int(length[:18]) if length.isdigit() else 0
         if gathered <= most:
@@ -128,7 +127,8 @@ class Call:
             seconds = self.site.frame_seconds
             try:
                 async with asyncio.timeout(seconds) as patience:
-                    async for chunk in stream:
+                    self.site.reading[self] = patience
+                    async for chunk in self.request.stream():
                         gathered += len(chunk)
                         if gathered > most or not self._hold(len(chunk)):
                             break
@@ -137,14 +137,18 @@ class Call:
                     else:
                         return b"".join(parts)
             except TimeoutError:
-                raise _too_slow(seconds) from None
+                if self in self.site.reading:
+                    raise _too_slow(seconds) from None
+            finally:
+                self.site.reading.pop(self, None)
+        problem = _too_large(most) if gathered > most else self.site.no_room()
         parts.clear()
         self.let_go()
-        await _discard(stream)
-        raise _too_large(most) if gathered > most else too_many(self.site.bodies_bytes_max)
+        await _discard(self.request.stream())
+        raise problem
 
     def _hold(self, count: int) -> bool:
-        has_room = self.site.hold_body(count)
+        has_room = self.site.hold_body(count, self.held_bytes)
         if has_room:
             self.held_bytes += count
         return has_room
@@ -214,16 +218,6 @@ def _too_large(most: int) -> Problem:
         "body-too-large",
         f"the body has more than {most} bytes, the limit of [http] body-bytes-max; send less at a time",
         headers={"Connection": "close"},
-    )
-
-
-def too_many(most: int) -> Problem:
-    """No room in the account of bodies."""
-    return Problem(
-        "unavailable",
-        f"the bodies of all requests together are over {most} bytes, the limit of [http] bodies-bytes-max; "
-        f"try again in a moment",
-        headers={"Connection": "close", "Retry-After": "1"},
     )
 
 

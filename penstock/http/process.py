@@ -18,6 +18,7 @@ from penstock.common.journal import start_logging
 from penstock.common.malloc import keep_freed_memory
 from penstock.common.tls_files import TlsFiles
 from penstock.control.frames import Fields
+from penstock.control.gauge import Gauge
 from penstock.http.api.routes import all_routes
 from penstock.http.app import App, Door
 from penstock.http.bell import Bell
@@ -47,7 +48,9 @@ class Extension(Protocol):
 Extend = Callable[[Site, App], Extension]
 
 
-async def serve(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Extend | None) -> None:
+async def serve(
+    link_fd: int, listen_fd: int, gauge_fd: int, bell_fd: int | None, extend: Extend | None
+) -> None:
     """Answer requests until the first process says stop, or is gone."""
     link = await open_link(link_fd)
     try:
@@ -56,7 +59,7 @@ async def serve(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Exten
         return
     start_logging(hello["log_level"], hello["log_format"])
     tls = _tls_files(hello)
-    site = Site(link, hello)
+    site = Site(link, hello, Gauge(gauge_fd))
     app = App(site, all_routes(hello["lease_seconds_max"]))
     extension = extend(site, app) if extend is not None else None
     if extension is not None:
@@ -94,6 +97,8 @@ async def serve(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Exten
             for way_in in (entrance, bell):
                 if way_in is not None:
                     way_in.close()
+        elif "memory_is_full" in fields:
+            site.set_memory_full(fields["memory_is_full"])
         elif "tokens" in fields:
             site.guard.set_users(fields["tokens"], fields["users"])
         elif "tls" in fields and tls is not None:
@@ -138,12 +143,13 @@ def _gone() -> None:
     os._exit(0)
 
 
-def main(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Extend | None) -> None:
+def main(link_fd: int, listen_fd: int, gauge_fd: int, bell_fd: int | None, extend: Extend | None) -> None:
     keep_freed_memory()
+    serving = serve(link_fd, listen_fd, gauge_fd, bell_fd, extend)
     try:
         import uvloop
     except ImportError:
-        asyncio.run(serve(link_fd, listen_fd, bell_fd, extend))
+        asyncio.run(serving)
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(link_fd, listen_fd, bell_fd, extend))
+        runner.run(serving)

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections import Counter
+from typing import Final, Protocol
 
 from penstock.common.malloc import KEPT_BYTES, give_memory_back
 from penstock.control.frames import Fields
+from penstock.control.gauge import Gauge
 from penstock.http.archiving import Archiving
 from penstock.http.auditing import Auditing
 from penstock.http.auth import Guard
 from penstock.http.history.keeper import Keeper
 from penstock.http.link import Link
+from penstock.http.problems import Problem
 from penstock.http.reading.pool import ReaderPool
 from penstock.http.scrubbing import Scrubber
 from penstock.http.stages.stages import Stages
@@ -18,11 +21,20 @@ from penstock.http.watching.mirror import Mirror
 from penstock.http.watching.rates import Rates
 from penstock.http.watching.sayings import Sayings
 
+LITTLE_BYTES: Final = 16 * 1024
+"""Whose body has no more goes on where memory is full, as who says little over the wires."""
+
+
+class Holder(Protocol):
+    """Somebody whose body is being read."""
+
+    held_bytes: int
+
 
 class Site:
     """Owns everything that outlives a request."""
 
-    def __init__(self, link: Link, hello: Fields) -> None:
+    def __init__(self, link: Link, hello: Fields, gauge: Gauge) -> None:
         self.link = link
         self.hello = hello
         self.auditing = Auditing(link)
@@ -31,8 +43,13 @@ class Site:
         self.cluster: str | None = hello["cluster"]  # the name of the log that front-ends share; None: nobody
         self.body_bytes_max: int = hello["body_bytes_max"]
         self.bodies_bytes_max: int = max(hello["bodies_bytes_max"], self.body_bytes_max)
+        self._gauge = gauge
         self._bodies_bytes = 0  # of requests that are not answered yet
         self._bodies_bytes_most = 0  # since memory was last given back
+        self._memory_is_full = False  # of both processes together
+        self.reading: dict[Holder, asyncio.Timeout] = {}
+        """Who waits for more of a body, and until when; who is ended because memory is full is not there."""
+
         self.frame_seconds: int = hello["frame_seconds"]
         self.payload_bytes_max: int = hello["payload_bytes_max"]
         self.readers = ReaderPool(self.data)
@@ -50,16 +67,45 @@ class Site:
         self.stopping = asyncio.Event()  # set when answers that never end should end
         self.has_pages = False  # a dashboard answers beside the API
 
-    def hold_body(self, count: int) -> bool:
-        """So much more of a request's body is in memory, until it is answered; whether there is room."""
+    def hold_body(self, count: int, so_far: int = 0) -> bool:
+        """Beside `so_far`, so much more of a request's body is in memory, until it is answered; whether there
+        is room."""
+        if self._memory_is_full and so_far + count > LITTLE_BYTES:
+            return False
         if self._bodies_bytes + count > self.bodies_bytes_max:
             return False
         self._bodies_bytes += count
+        self._gauge.held_bytes = self._bodies_bytes
         self._bodies_bytes_most = max(self._bodies_bytes_most, self._bodies_bytes)
         return True
 
+    def no_room(self) -> Problem:
+        """What whoever has no room is told."""
+        why = (
+            f"the bodies of all requests together are over [http] bodies-bytes-max = {self.bodies_bytes_max}"
+        )
+        if self._memory_is_full:
+            why = "what clients make the broker hold is at the limit of [limits] memory-bytes-max"
+        return Problem(
+            "unavailable",
+            f"{why}; try again in a moment",
+            headers={"Connection": "close", "Retry-After": "1"},
+        )
+
+    def set_memory_full(self, is_full: bool) -> None:
+        """Whether clients make both processes hold as much as they may: then nobody is read from who holds
+        anything to speak of."""
+        self._memory_is_full = is_full
+        if is_full:
+            now = asyncio.get_running_loop().time()
+            for holder in [it for it in self.reading if it.held_bytes > LITTLE_BYTES]:
+                patience = self.reading.pop(holder)
+                if not patience.expired():
+                    patience.reschedule(now)
+
     def let_body_go(self, count: int) -> None:
         self._bodies_bytes -= count
+        self._gauge.held_bytes = self._bodies_bytes
         if not self._bodies_bytes and self._bodies_bytes_most > KEPT_BYTES:
             self._bodies_bytes_most = 0
             asyncio.get_running_loop().call_later(1, give_memory_back)  # When nobody has them any more.

@@ -1,12 +1,14 @@
-"""Memory: one account of what clients make this process hold, whoever of them it is.
+"""Memory: one account of what clients make the two processes hold, whoever of them it is.
 
 What counts for a connection is what it has begun to say and not finished, what it has said and nobody has
-read or stored yet, the queues that it consumes, and what waits to be read by its peer. Beyond
-`memory-bytes-max` for all together:
+read or stored yet, the queues that it consumes, and what waits to be read by its peer. The bodies that the
+process of the HTTP API holds count as one (`control/gauge.py`). Beyond `memory-bytes-max` for all together:
   * nobody who holds anything to speak of is read from, until there is room again; those who say little go on;
   * where that does not help within `PATIENCE_SECONDS`, the largest is closed, one in a turn, with a line that
     says how much it held; who holds that much because it does not read is closed at once: nothing else would
-    keep others from writing to it.
+    keep others from writing to it;
+  * no body of more than `SMALL_BYTES` is read over HTTP, and those that are being read are refused: such a
+    caller is told when to come again.
 Above half of it, everybody is read from in small pieces, so that many senders cannot take much each.
 
 A connection with TLS takes much by being there (`TLS_BYTES`): as many come in as fit into half of the limit.
@@ -44,7 +46,11 @@ class Account:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
+        self.bodies_bytes = 0  # of these: bodies over HTTP
         self.tls_bytes = 0
+        self.is_full = False
+        """From when more is held than there may be until there is room again."""
+
         self.is_tight = False
         """Whether it is time to look, and to receive little at a time: much is held, or somebody is."""
 
@@ -66,6 +72,12 @@ class Account:
         self.held_bytes += held_bytes - before
         self._note_tightness()
 
+    def charge_bodies(self, held_bytes: int) -> None:
+        """So much is what all bodies over HTTP hold now."""
+        self.held_bytes += held_bytes - self.bodies_bytes
+        self.bodies_bytes = held_bytes
+        self._note_tightness()
+
     def admit_tls(self) -> bool:
         """Whether one more connection with TLS may come in; then it has, until `tls_left`."""
         has_room = self.tls_bytes + TLS_BYTES <= self.limit_bytes // 2
@@ -81,7 +93,7 @@ class Account:
         self._held_since.pop(holder, None)
 
     def _note_tightness(self) -> None:
-        self.is_tight = self.held_bytes > self._room_bytes // 2 or bool(self._held_since)
+        self.is_tight = self.is_full or bool(self._held_since) or self.held_bytes > self._room_bytes // 2
 
     @property
     def _room_bytes(self) -> int:
@@ -92,8 +104,10 @@ class Account:
         now = time.monotonic()
         room_bytes = self._room_bytes
         if self.held_bytes > room_bytes:
+            self.is_full = True
             self._restrain(now)
         if self.held_bytes <= room_bytes - room_bytes // 8:
+            self.is_full = False
             held, self._held_since = self._held_since, {}
             for holder in held:
                 holder.hold_for_memory(False)
@@ -105,7 +119,7 @@ class Account:
 
     def _restrain(self, now: float) -> None:
         # All of them, and not only the largest: the others would become as large.
-        mean = self.held_bytes / len(self._holders)
+        mean = (self.held_bytes - self.bodies_bytes) / max(len(self._holders), 1)
         for holder, held_bytes in list(self._holders.items()):
             if held_bytes >= mean and holder.output_bytes * 2 > held_bytes:
                 self._close(holder, "which it does not read")

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from penstock import __version__
 from penstock.common.address import TcpAddress, UnixAddress, bind_unix
 from penstock.control.frames import Fields
+from penstock.control.gauge import Gauge, gauge_file
 from penstock.server.control import Control
 from penstock.server.settings import HttpSettings, Settings, Token, UserSettings
 from penstock.server.tls import tls_files
@@ -59,6 +60,9 @@ class SecondProcess:
         self._users = settings.users
         self._socket: socket.socket | None = None
         self._bell: tuple[socket.socket, socket.socket] | None = None  # to ring, and to be heard
+        self._gauge_file = gauge_file()
+        self._gauge = Gauge(self._gauge_file)
+        self._memory_is_full = False
         self._control: Control | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -160,7 +164,7 @@ class SecondProcess:
         """One life of the second process; its exit code."""
         assert self._socket is not None
         ours, theirs = socket.socketpair()
-        inherited = [theirs.fileno(), self._socket.fileno()]
+        inherited = [theirs.fileno(), self._socket.fileno(), self._gauge_file]
         if self._bell is not None:
             inherited.append(self._bell[1].fileno())
         try:
@@ -195,12 +199,15 @@ class SecondProcess:
         )
         if users != (users_now := self._user_fields()):  # They were read again behind its hello.
             self._control.tell(users_now)
+        if self._memory_is_full:
+            self._control.tell({"memory_is_full": True})
         if self._stopping.is_set():
             self._tell_to_stop()
         try:
             return await process.wait()
         finally:
             self._process = None
+            self._gauge.held_bytes = 0
             self._control.close()
             self._control = None
 
@@ -247,6 +254,7 @@ class SecondProcess:
                     os.unlink(self._http.address.path)
             self._socket.close()
             self._socket = None
+            os.close(self._gauge_file)
             for end in self._bell or ():
                 end.close()
 
@@ -271,7 +279,19 @@ class SecondProcess:
         """Calls that wait for an answer: a sender's receipt, mostly."""
         return self._control.open_calls if self._control is not None else 0
 
+    @property
+    def bodies_bytes(self) -> int:
+        """Bodies of requests that it holds."""
+        return self._gauge.held_bytes
+
     # --- what it is told --------------------------------------------------------------------------
+
+    def tell_of_memory(self, is_full: bool) -> None:
+        """Whether clients make both processes hold as much as they may."""
+        if is_full != self._memory_is_full:
+            self._memory_is_full = is_full
+            if self._control is not None:
+                self._control.tell({"memory_is_full": is_full})
 
     def set_users(self, tokens: tuple[Token, ...], users: tuple[UserSettings, ...]) -> None:
         """These, from now on."""

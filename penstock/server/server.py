@@ -383,13 +383,20 @@ class Server:
         except Exception:  # noqa: BLE001 - it is told: a fault of ours must not stop the next turn
             log.exception("a turn failed")
         self._wait_for_delayed()
-        if self.memory.is_tight or self.rounds.is_sparing:
-            self.memory.look()
-            self.rounds.be_sparing(self.memory.is_tight)
+        self._look_at_memory()
         self.rounds.end()
         self._read_on()
         if self._stopping:
             self._check_drained()
+
+    def _look_at_memory(self) -> None:
+        if self.second is not None:
+            self.memory.charge_bodies(self.second.bodies_bytes)
+        if self.memory.is_tight or self.rounds.is_sparing:
+            self.memory.look()
+            self.rounds.be_sparing(self.memory.is_tight)
+            if self.second is not None:
+                self.second.tell_of_memory(self.memory.is_full)
 
     def wake(self) -> None:
         """From the log's threads: something has ended."""
@@ -424,6 +431,9 @@ class Server:
         if self._stopping:
             self._check_drained()  # Whatever ended last, and outside of a turn.
         self.ticks += 1
+        bodies_bytes = self.second.bodies_bytes if self.second is not None else 0
+        if self.memory.is_tight or bodies_bytes != self.memory.bodies_bytes:
+            self.want_turn()  # Bodies over HTTP come and go without one.
         step_us = self.clock.look()
         now_us = self.now_us()
         try:

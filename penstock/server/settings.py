@@ -71,7 +71,7 @@ class Limits:
     in_flight_bytes: int = 8 << 20  # accepted and not yet in the log, in all
     packets_per_message_max: int = 5  # PHPMQ
     consumed_queues_max: int = 1024  # by one connection
-    memory_bytes_max: int = 512 << 20  # that all connections together make the process hold
+    memory_bytes_max: int = 512 << 20  # that all clients together make both processes hold
     frame_seconds: int = 30  # that an unfinished message may stay so
     handshake_seconds: int = 10  # of TLS
 
@@ -385,7 +385,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "limits",
         "memory-bytes-max",
         Whole(1 << 20, 2**40),
-        "bytes that all connections together can make the process hold",
+        "bytes that all connections, and bodies over HTTP, together can make the broker hold",
     ),
     _of(
         "limits",

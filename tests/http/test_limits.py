@@ -6,7 +6,7 @@ import socket
 
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
-from tests.server.harness import WAIT_SECONDS, Wire, until
+from tests.server.harness import WAIT_SECONDS, Wire, rq, until
 
 KIB = 1 << 10
 
@@ -23,6 +23,10 @@ def answer(wire: Wire) -> tuple[int, bytes]:
     response = http.client.HTTPResponse(wire.socket)
     response.begin()
     return response.status, response.read()
+
+
+def held_bytes(api: Api) -> int:
+    return int(api.get("/v1/engine")["memory"]["held_bytes"])
 
 
 def test_the_rest_of_a_body_has_to_come(start_broker: StartBroker) -> None:
@@ -80,6 +84,42 @@ def test_who_is_refused_for_another_hears_it_however_much_it_sends(start_broker:
 
     for _ in range(3):
         until(one_is_refused, "the two bodies to meet")
+
+
+def test_bodies_are_in_the_one_account_of_memory(start_broker: StartBroker) -> None:
+    broker = start_broker("--limits-memory-bytes-max", str(1 << 20))
+    port = broker.ports["http"]
+    with Api(port) as api:
+        first = begun(port, 900 * KIB, 800 * KIB)
+        until(lambda: held_bytes(api) == 800 * KIB, "the first body to be in the account")
+        assert "penstock_memory_held_bytes 819200.0" in api.ask("GET", "/metrics").body.decode()
+        second = begun(port, 600 * KIB, 500 * KIB)
+        # Neither says more, and nobody has to wait for frame-seconds.
+        until(lambda: held_bytes(api) == 0, "both to be let go")
+        for wire in (first, second):
+            response = http.client.HTTPResponse(wire.socket)
+            wire.say(bytes(100 * KIB))  # Who is refused hears it when it has said all.
+            response.begin()
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+            assert b"at the limit of [limits] memory-bytes-max" in response.read()
+            wire.close()
+        assert api.ask("POST", "/v1/queues/q/messages", bytes(700 * KIB)).status == 200
+
+
+def test_where_connections_fill_memory_large_bodies_are_not_read(start_broker: StartBroker) -> None:
+    broker = start_broker("--limits-memory-bytes-max", str(1 << 20), "--limits-frame-seconds", "60")
+    port = broker.ports["http"]
+    slow = begun(port, 200 * KIB, 100 * KIB)
+    with Wire(("127.0.0.1", broker.ports["rq"])) as wire, Api(port) as api:
+        until(lambda: held_bytes(api) == 100 * KIB, "the body to count")
+        wire.say(rq(1, (160, b"q"), (224, bytes(2 << 20)))[: 1000 * KIB])
+        until(lambda: 990 * KIB < held_bytes(api) < 1010 * KIB, "the body to be let go")
+        slow.say(bytes(100 * KIB))
+        assert answer(slow)[0] == 503
+        assert api.ask("POST", "/v1/queues/q/messages", bytes(100 * KIB)).problem == "unavailable"
+        # Who says little goes on, as over the wires.
+        assert api.ask("POST", "/v1/queues/q/messages", bytes(10 * KIB)).status == 200
+    slow.close()
 
 
 def test_a_body_that_is_allowed_has_room_when_it_is_alone(start_broker: StartBroker) -> None:

@@ -192,3 +192,19 @@ def test_the_account_adds_up() -> None:
     for holder in (small, large, deaf):
         account.forget(holder)
     assert account.held_bytes == 0
+
+
+def test_bodies_over_http_are_in_the_account() -> None:
+    account = Account(10 * MIB)
+    account.charge_bodies(5 * MIB)
+    assert (account.held_bytes, account.is_tight) == (5 * MIB, False)
+    account.charge_bodies(11 * MIB)
+    account.look()
+    assert (account.is_full, account.closed) == (True, 0)
+    account.charge_bodies(9 * MIB)  # less than the limit, but not by much
+    account.look()
+    assert account.is_full
+    account.charge_bodies(0)
+    assert account.is_tight  # Somebody has to look once more, or nobody would be told.
+    account.look()
+    assert (account.held_bytes, account.is_full, account.is_tight) == (0, False, False)

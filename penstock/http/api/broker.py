@@ -94,7 +94,9 @@ SCHEMAS: Final = {
             "bytes_in_flight": schema.said(schema.COUNT, "Accepted and not yet in the files."),
             "memory": schema.object_of(
                 {
-                    "held_bytes": schema.said(schema.COUNT, "What connections make the broker hold."),
+                    "held_bytes": schema.said(
+                        schema.COUNT, "What connections and bodies over HTTP make the broker hold."
+                    ),
                     "limit_bytes": schema.said(schema.COUNT, "The most that they can: memory-bytes-max."),
                     "closed": schema.said(schema.COUNT, "Connections that were closed for it."),
                     "broadcasts_lost": schema.said(

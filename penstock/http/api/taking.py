@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.control.takes import Taken, Verdict, pack_verdicts, unpack_taken
 from penstock.http import kinds, schema
-from penstock.http.app import Call, answer_json, json_text, too_many
+from penstock.http.app import Call, answer_json, json_text
 from penstock.http.bodies.media import ARROW, NDJSON
 from penstock.http.bodies.taken import encode_taken, form_of
 from penstock.http.bodies.verdicts import OUTCOMES, read_verdicts, verdicts_schema
@@ -160,7 +160,7 @@ async def take(call: Call, lease: kinds.Seconds) -> Response:
         raise
     if not call.site.hold_body(len(body)):
         undo()
-        raise too_many(call.site.bodies_bytes_max)
+        raise call.site.no_room()
     return TakenResponse(call.site, body, media, connection, undo)
 
 

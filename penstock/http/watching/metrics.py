@@ -210,12 +210,12 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
         ),
         (
             "memory_held_bytes",
-            "Bytes that connections make the broker hold.",
+            "Bytes that clients make the broker hold: connections, and bodies over HTTP.",
             engine["memory"]["held_bytes"],
         ),
         (
             "memory_limit_bytes",
-            "The most that connections can make the broker hold.",
+            "The most that clients can make the broker hold.",
             engine["memory"]["limit_bytes"],
         ),
         ("full", "1 while messages are refused for lack of room on the disk.", engine["full"]),
