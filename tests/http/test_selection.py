@@ -129,18 +129,34 @@ def test_a_copy_has_payload_headers_and_what_is_left(broker: BrokerProcess, api:
     ] * 2
 
 
-def test_a_copy_that_is_repeated_with_its_key_copies_nothing_twice(api: Api) -> None:
-    send(api, "once", [b"%d" % number for number in range(2500)])
-    key = {"Idempotency-Key": "k1"}
-    path, fields = path_of("once", "copy"), {"to": "twice", "ranges": [[0, 2500]]}
-    first = api.ask("POST", path, {**fields, "limit": 1500}, key).json
-    assert (first["copied"], first["repeated"], first["next"]) == (1500, 0, 1500)
-    # As after a crash in the middle: what is done is known, in stretches of offsets.
-    again = api.ask("POST", path, {**fields, "ranges": [[0, 1000], [2000, 2500]]}, key).json
-    assert (again["copied"], again["repeated"]) == (1500, 1000)
-    assert len(values(api, "twice")) == 2000
-    other = api.ask("POST", path, {**fields, "ranges": [[0, 10]]}, {"Idempotency-Key": "k2"}).json
-    assert (other["copied"], other["repeated"]) == (10, 0)
+def test_a_copy_that_is_repeated_with_its_key_copies_nothing_twice(start_broker: StartBroker) -> None:
+    broker = start_broker(config="[queue.twice]\nmax-bytes = 100000\n")
+    with Api(broker.ports["http"]) as api:
+        send(api, "once", [b"%0100d" % number for number in range(2500)])
+        key = {"Idempotency-Key": "k1"}
+        path, fields = path_of("once", "copy"), {"to": "twice", "ranges": [[0, 2500]]}
+        assert api.ask("POST", path, fields, key).problem == "queue-full"  # It ends in the middle.
+        assert len(values(api, "twice")) == 1000
+        api.post(path_of("twice", "purge"))
+        # What is done is known, in stretches of offsets.
+        assert api.ask("POST", path, fields, key).problem == "queue-full"
+        assert len(values(api, "twice", state="ready")) == 1000
+        api.post(path_of("twice", "purge"))
+        again = api.ask("POST", path, fields, key).json
+        assert (again["copied"], again["repeated"]) == (2500, 2000)
+        other = api.ask("POST", path, {**fields, "ranges": [[0, 10]]}, {"Idempotency-Key": "k2"}).json
+        assert (other["copied"], other["repeated"]) == (10, 0)
+
+
+def test_another_selection_under_the_same_key_is_copied_too(api: Api) -> None:
+    send(api, "many", [b'{"n": %d}' % number for number in range(10)])
+    path, key = path_of("many", "copy"), {"Idempotency-Key": "k"}
+    first = api.ask("POST", path, {"to": "some", "where": "value.n < 9", "limit": 4}, key).json
+    rest = {"to": "some", "where": "value.n < 9", "from": first["next"]}
+    for _ in range(2):
+        api.ask("POST", path, rest, key)
+    assert api.ask("POST", path, {"to": "some", "where": "value.n = 9"}, key).json["repeated"] == 0
+    assert values(api, "some") == [json.dumps({"n": number}) for number in range(10)]
 
 
 # --- move ------------------------------------------------------------------------------------------

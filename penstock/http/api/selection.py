@@ -18,9 +18,10 @@ Rules that always hold:
 
 How it fails: what was done stays done, and the problem says how much that was. A copy that is made again
 makes copies again, unless it has an Idempotency-Key: then each stretch of `KEY_OFFSETS` offsets, or part of
-it with `SLICE_BYTES`, is copied once.
+it with `SLICE_BYTES`, is copied once. Another selection under the same key is another copy.
 """
 
+import hashlib
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -33,7 +34,7 @@ from penstock.http import kinds, schema
 from penstock.http.api.log import Asking
 from penstock.http.api.redrive import RANGES_MAX, RangesKind
 from penstock.http.api.search import WhereKind, take_turn
-from penstock.http.app import Call, answer_json
+from penstock.http.app import Call, answer_json, json_text
 from penstock.http.auth import forbidden
 from penstock.http.problems import Problem
 from penstock.http.reading.letters import Range, Ranges, merged, parted
@@ -265,6 +266,8 @@ class _Sending(_Act):
         self._to = to
         self._moves = moves
         self._key: str = "" if moves else call[HEADER] or ""
+        chosen = [str(fields[name]) for name in ("offsets", "ranges", "where", "state", "from", "limit")]
+        self._selection = hashlib.sha256(json_text(chosen).encode()).hexdigest()[:16]
         self._slice: list[Found] = []
         self._bytes = 0
         self.there: Ranges = []
@@ -329,7 +332,7 @@ class _Sending(_Act):
         if not self._key:
             return ""
         names = "/".join(f"{len(name)}/{name}" for name in (self.queue, self._to))
-        return f"copy/{names}/{self.identity}/{self._key}/{self._place(offset)}"
+        return f"copy/{names}/{self.identity}/{self._selection}/{self._key}/{self._place(offset)}"
 
     def _place(self, offset: int) -> str:
         """A stretch; its later parts by where they begin."""

@@ -294,7 +294,7 @@ def read_cursor(text: str) -> Cursor | None:
     """What `cursor_text` has written; None where it has not."""
     try:
         queue, identity, offset, newest = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     right = isinstance(queue, str) and isinstance(identity, str) and type(offset) is int and offset >= 0
     return Cursor(queue, identity, offset, newest) if right and isinstance(newest, bool) else None

@@ -185,6 +185,8 @@ class Search:
             self.total += known.offset_end - known.offset_start if known is not None else 0
         self._refreshed = time.monotonic()
         self._rest_later()
+        if after is not None and after.identity and after.queue not in queues:
+            yield [self._lost(Missing(after.queue, after.offset, after.offset, "deleted"))]
         for at, name in enumerate(queues):
             self._follow(reader)
             mine = after if after is not None and after.queue == name else None
