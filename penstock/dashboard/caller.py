@@ -91,6 +91,7 @@ class Caller:
         path: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        /,  # A query may have any names.
         **query: object,
     ) -> AsyncGenerator[bytes, None]:
         """The body of an answer as it comes. Close it (`contextlib.aclosing`) to leave early."""

@@ -31,7 +31,7 @@ async def export(request: Request, api: Caller) -> Response:
     if form not in MEDIA:
         return PlainTextResponse(f"There is no format {form!r:.100}; there are {', '.join(MEDIA)}.", 400)
     path = queue_path(queue, "search") if queue else "/v1/search"
-    stream = api.stream("GET", path, None, {"accept": MEDIA[form]}, values="full", **words)
+    stream = api.stream("GET", path, None, {"accept": MEDIA[form]}, **{**words, "values": "full"})
     try:
         first = await anext(stream, b"")
     except ApiError as error:

@@ -418,3 +418,11 @@ async def _one_who_signs_in_again_and_again_ends_sessions_of_its_own() -> None:
         if number == SESSIONS_MAX // 2:
             assert sessions.find(kept) is not None  # It is used, and the youngest again.
     assert len(sessions) == SESSIONS_MAX
+
+
+def test_an_export_takes_no_word_of_its_address_for_something_else(api: Api) -> None:
+    api.send("exported", b"x")
+    for name in ("method", "path", "headers", "self"):
+        reply = api.ask("GET", f"/export?{name}=x")
+        assert (reply.status, f"no parameter '{name}'" in reply.body.decode()) == (400, True)
+    assert b'"value":"x"' in api.ask("GET", "/export?values=none&queue=exported").body

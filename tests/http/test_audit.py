@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from penstock.http.api.audit import _read
 from penstock.server import audit as audit_module
 from penstock.server.audit import FILES, Audit, append
 from tests.http.api import NDJSON, Api
@@ -192,6 +193,19 @@ def test_lines_are_read_from_a_time_on_or_from_the_end(start_broker: StartBroker
         with as_user(broker, name) as api:
             assert api.ask("GET", "/v1/audit").problem == "forbidden"
     assert b'\n{"time":"2020-01-01T00:\n{' in (data / "audit.jsonl").read_bytes()
+
+
+def test_a_line_that_is_cut_and_a_file_that_is_empty_hide_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    lines = [json.dumps(stored(number), separators=(",", ":")) for number in range(4)]
+    # The disk was full in the middle of a line, and later before the first one of a file.
+    (tmp_path / "audit.jsonl.1").write_text("\n".join([*lines[:2], '{"ti', *lines[2:], ""]))
+    path.write_text("")
+    start = b"2020-01-01T00:00:00.100Z"
+    found, more = _read(str(path), start, 100)
+    assert [(line["act"], more) for line in found] == [("n1", None), ("n2", None), ("n3", None)]
+    _, more = _read(str(path), b"", 2)
+    assert more == "2020-01-01T00:00:00.200Z"
 
 
 def test_it_can_be_switched_off(start_broker: StartBroker) -> None:

@@ -438,6 +438,19 @@ def test_verdicts_that_come_along_are_told_of_while_the_broker_stops(start_broke
     assert broker.wait() == 0
 
 
+def test_verdicts_are_told_of_where_the_answer_has_no_room(start_broker: StartBroker) -> None:
+    broker = start_broker("--http-body-bytes-max", "1024", "--http-bodies-bytes-max", "1024")
+    with Api(broker.ports["http"]) as api:
+        for _ in range(4):
+            api.send("work", b"x" * 500)
+        (first,) = api.post("/v1/queues/work/take")["messages"]
+        done = api.post("/v1/queues/work/take", {"ack": [first["id"]]}, max=3)
+        assert (done["messages"], done["settled"]["ack"]) == ([], 1)
+        assert api.ask("POST", "/v1/queues/work/take", max=3).problem == "unavailable"
+        (second,) = api.post("/v1/queues/work/take")["messages"]
+        assert (second["offset"], second["attempts"]) == (1, 1)
+
+
 def test_where_verdicts_are_wrong_nothing_is_taken(api: Api) -> None:
     api.send("wrong", b"1")
     api.send("wrong", b"2")

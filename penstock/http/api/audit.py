@@ -85,7 +85,7 @@ def _backwards(file: BinaryIO) -> Iterator[bytes]:
 def _read(path: str, start: bytes, limit: int) -> tuple[list[Fields], str | None]:
     """Lines from a time on, and the time of the next one; those of one moment stay together."""
     with _files(path) as files:
-        while len(files) > 1 and files[-2].readline()[_TIME] < start:
+        while len(files) > 1 and b"" < files[-2].readline()[_TIME] < start:
             files.pop()  # All of it is older.
         for file in files:
             file.seek(0)
@@ -99,12 +99,12 @@ def _from(files: list[BinaryIO], start: bytes, limit: int) -> tuple[list[Fields]
         moment = line[_TIME]
         if moment < start:
             continue
-        if len(found) >= limit and moment != last:
-            return found, moment.decode("ascii", "replace")
         try:
             fields = json.loads(line)
         except ValueError:
             continue  # It was cut by a crash.
+        if len(found) >= limit and moment != last:
+            return found, moment.decode()
         found.append(fields)
         last = moment
     return found, None

@@ -149,9 +149,11 @@ async def take(call: Call, lease: kinds.Seconds) -> Response:
         else:
             # Arrow always: the first one waits for a large library.
             body = await asyncio.to_thread(encode_taken, taken, media, dead=dead)
+        told = b""
         if settling is not None:
             settled = json_text(_settled(verdicts, await link.answer(settling, unless=connection.lost)))
-            body = b'%b,"settled":%b}' % (body[:-1], settled.encode())
+            told = b',"settled":%b}' % settled.encode()
+            body = body[:-1] + told
     except CallLeft:
         undo()
         raise ClientDisconnect from None
@@ -160,7 +162,9 @@ async def take(call: Call, lease: kinds.Seconds) -> Response:
         raise
     if not call.site.hold_body(len(body)):
         undo()
-        raise call.site.no_room()
+        body = encode_taken(NOTHING, media, dead=dead)[:-1] + told  # The verdicts are carried out.
+        if not told or not call.site.hold_body(len(body)):
+            raise call.site.no_room()
     return TakenResponse(call.site, body, media, connection, undo)
 
 
