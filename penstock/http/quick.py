@@ -71,12 +71,16 @@ class Quick:
         body = bytes(cycle.body)
         if not self._may_send(asked, scope["client"], queue) or not self._site.hold_body(len(body)):
             return False
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.setdefault(queue, []).append((connection, cycle, body))
+        sent = self._waiting.get(queue)
+        if sent is None:
+            sent = self._waiting[queue] = []
+            task = self._loop.create_task(self._send(queue, sent))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        sent.append((connection, cycle, body))
         self._bytes += len(body)
         if self._bytes > self._bytes_max - BODY_BYTES_MAX:
-            self._flush()
+            self._begin_anew()
         return True
 
     def _may_send(self, headers: Mapping[str, str], client: tuple[str, int] | None, queue: str) -> bool:
@@ -86,14 +90,12 @@ class Quick:
             return False
         return user is not None and user.may(Right.SEND, queue)
 
-    def _flush(self) -> None:
-        waiting, self._waiting, self._bytes = self._waiting, {}, 0
-        for queue, sent in waiting.items():
-            task = self._loop.create_task(self._send(queue, sent))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+    def _begin_anew(self) -> None:
+        """Who comes from now on goes with others."""
+        self._waiting, self._bytes = {}, 0
 
     async def _send(self, queue: str, sent: list[Waiting]) -> None:
+        self._begin_anew()  # A task begins when the turn is over in which it was made.
         fields, buffers = pack_batch(Batch.of([body for _, _, body in sent], protocol=PROTOCOL))
         try:
             done = (await self._site.link.call("append", {"queue": queue, "batch": fields}, *buffers)).fields
