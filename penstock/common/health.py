@@ -1,25 +1,21 @@
-"""Health: what can be wrong with a queue, a reader or the broker, as one table; and how long is long enough.
+"""Health: what can be wrong with a queue, a reader or the broker, as one table of rules.
 
     rule      a state: when it is entered, when it is left, why, what to do, where to look; a row of `rules`
-    figures   the plain numbers that a rule looks at; whoever watches gathers them (`http/watching/tracks.py`)
-    phase     how far one thing is with one rule: not yet for long enough, in it, or about to leave it
-    step      the next phase, from the figures and the moment
+    figures   the plain numbers that a rule looks at (`health_figures.py`)
+    phase     how far one thing is with one rule, from moment to moment (`health_phases.py`)
 
 The API, the page, the command, the metrics and the report have their states and sentences from here.
 
-Rules that always hold:
-  * No clock and no IO: moments are numbers that somebody gives.
-  * What is entered at one bound is left at another one, and only after a time: nothing flickers. While it
-    lasts, a finding may get worse, never better.
-  * Every time in the table is a multiple of the patience (`[http] health-seconds`): one number makes all of
-    them longer or shorter.
+Rule that always holds: every time in the table is a multiple of the patience (`[http] health-seconds`): one
+number makes all of them longer or shorter.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from penstock.common import units
+from penstock.common.health_figures import BrokerFigures, QueueFigures, ReaderFigures
 
 PATIENCE_SECONDS: Final = 120.0
 WARN: Final = "warn"
@@ -38,78 +34,7 @@ SOON_SECONDS: Final = 3600.0
 FAR_SECONDS: Final = 30 * 86400.0
 """What is so far away is not worth a word."""
 
-
-# --- figures -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFigures:
-    """One queue at a moment. `lately` is a window of 2.5 times the patience."""
-
-    ready: int = 0
-    held: int = 0
-    consumers: int = 0
-    bytes: int = 0
-    bytes_max: int = 0  # max-bytes; 0: no bound
-    paused: bool = False
-    is_log: bool = False  # readers with a name read it, and nobody has ever consumed it
-    unsettled_seconds: float = 0.0  # since a delivery has ended, or the first one began
-    usual_seconds: float = 0.0  # so long passes between two endings, usually
-    undelivered_seconds: float = 0.0  # since anything was handed out
-    blocked: int = 0  # consumers that do not read
-    blocked_seconds: float = 0.0  # the longest of them
-    senders_wait: bool = False
-    rate_in: float = 0.0  # lately
-    rate_out: float = 0.0
-    grown: int = 0  # by so many messages, lately; 0 where the window is not full yet
-    grown_late: int = 0  # in the second half of it
-    full_seconds: float | None = None  # until there is no room, at this pace
-    died: int = 0  # lately
-    died_usually: float = 0.0
-    ended: int = 0  # deliveries, lately
-    reasons: Mapping[str, int] | None = None  # of those that died
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderFigures:
-    """A named reader at a moment."""
-
-    lag: int = 0
-    holds: bool = True  # its lease goes on
-    capped: bool = False
-    unmoved_seconds: float = 0.0  # since it has read anything
-    usual_seconds: float = 0.0
-    grown: int = 0  # its lag, lately
-    grown_late: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerFigures:
-    """The broker itself at a moment."""
-
-    ready: bool = True
-    reason: str = ""  # why it is not
-    failed: str = ""
-    full: bool = False
-    disk_bytes_free: int = 1
-    disk_bytes_reserve: int = 0
-    damage: int = 0
-    memory_bytes: int = 0
-    memory_bytes_max: int = 0
-    syncs: int = 0  # lately
-    sync_seconds: float = 0.0  # half of them took that long or longer
-    syncs_before: int = 0
-    sync_usual_seconds: float = 0.0
-    nodes: int = 0  # of NATS
-    nodes_offline: int = 0
-    checks: tuple[str, ...] = ()  # of the NATS cluster, that found something; each with its text
-    archive_error: str = ""  # why queues do not become tables
-
-
 Figures = Any  # of the rule's scope: a table of rules for three kinds of them has no better type
-
-
-# --- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +296,7 @@ def rules(patience: float = PATIENCE_SECONDS) -> tuple[Rule, ...]:
             "memory",
             "broker",
             WARN,
-            "Connections hold much memory",
+            "Clients hold much memory",
             f"they make the broker hold 80 % of memory-bytes-max, for {say(patience / 4)}; from 95 % on "
             f"it is bad",
             f"less than 70 %, for {say(patience / 4)}",
@@ -381,8 +306,9 @@ def rules(patience: float = PATIENCE_SECONDS) -> tuple[Rule, ...]:
             leave_seconds=patience / 4,
             is_bad=lambda it: it.memory_bytes >= 0.95 * it.memory_bytes_max,
             why=lambda it: (
-                f"Connections make the broker hold {units.size(it.memory_bytes)} of at most "
-                f"{units.size(it.memory_bytes_max)}. Beyond that it closes those that hold most."
+                f"Clients make the broker hold {units.size(it.memory_bytes)} of at most "
+                f"{units.size(it.memory_bytes_max)}. Beyond that it closes connections that hold most, "
+                "and reads no large body over HTTP."
             ),
             do="See who does not read, or has sent half of a large message; raise [limits] "
             "memory-bytes-max where the "
@@ -585,58 +511,3 @@ def rules(patience: float = PATIENCE_SECONDS) -> tuple[Rule, ...]:
 RULES: Final = rules()
 BY_STATE: Final = {rule.state: rule for rule in RULES}
 STATES: Final = tuple(BY_STATE)
-
-
-# --- hysteresis ----------------------------------------------------------------------------------
-
-
-class Phase(NamedTuple):
-    """How far one thing is with one rule. Without one, nothing of it is so."""
-
-    began: float  # in it: since when it is so; else since when the condition holds
-    active: bool = False
-    is_bad: bool = False
-    over: float | None = None  # since when it may leave
-    figures: Figures = None  # as they were when it last was so
-
-
-def step(rule: Rule, phase: Phase | None, figures: Figures, at: float) -> Phase | None:
-    """The next phase of a thing whose figures are these at a moment; None: it is well."""
-    if phase is None or not phase.active:
-        if not rule.enter(figures):
-            return None
-        began = at if phase is None else phase.began
-        if at - began < rule.enter_seconds:
-            return Phase(began)
-        if rule.lasted is not None:
-            began = min(at - rule.lasted(figures), began)
-        return Phase(began, True, _is_bad(rule, figures), None, figures)
-    if rule.stay(figures):
-        return phase._replace(over=None, is_bad=phase.is_bad or _is_bad(rule, figures), figures=figures)
-    over = at if phase.over is None else phase.over
-    return None if at - over >= rule.leave_seconds else phase._replace(over=over)
-
-
-def _is_bad(rule: Rule, figures: Figures) -> bool:
-    return rule.level == BAD or (rule.is_bad is not None and rule.is_bad(figures))
-
-
-Phases = Mapping[str, Phase]
-"""Of one thing, by state."""
-
-
-def look(table: Iterable[Rule], phases: Phases, figures: Figures, at: float) -> dict[str, Phase]:
-    """All rules of a table for one thing."""
-    found = {}
-    for rule in table:
-        phase = step(rule, phases.get(rule.state), figures, at)
-        if phase is not None:
-            found[rule.state] = phase
-    return found
-
-
-def visible(phases: Phases) -> list[str]:
-    """The states that a thing is in, without those that are only a consequence of others."""
-    active = [state for state, phase in phases.items() if phase.active]
-    hidden = {state for it in active for state in BY_STATE[it].hides}
-    return [state for state in active if state not in hidden]

@@ -17,16 +17,11 @@ from penstock.common.health import (
     RULES,
     STATES,
     WARN,
-    BrokerFigures,
-    Phase,
-    QueueFigures,
-    ReaderFigures,
     Rule,
-    look,
     rules,
-    step,
-    visible,
 )
+from penstock.common.health_figures import BrokerFigures, QueueFigures, ReaderFigures
+from penstock.common.health_phases import Phase, look, step, visible
 
 GIB = 1 << 30
 

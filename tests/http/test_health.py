@@ -17,6 +17,7 @@ import pytest
 from penstock.client import PhpmqClient
 from penstock.common.health import BY_STATE
 from penstock.control.frames import Buffer, Fields, Frame
+from penstock.http.api.health import fields_of
 from penstock.http.link import CallRefused
 from penstock.http.watching import health as watching
 from penstock.http.watching.health import Health
@@ -357,6 +358,23 @@ def test_the_broker_itself() -> None:
         await rig.run(2)
         assert "disk-low" not in rig.states
         assert rig.states[0] == "disk-full"
+
+    asyncio.run(scenario())
+
+
+def test_why_archiving_fails_is_for_those_who_may_read_every_queue() -> None:
+    class Archiving:
+        error = "queue 'payroll': its schema has changed"
+
+    async def scenario() -> None:
+        rig = Rig()
+        rig.health = Health(rig.link, rig.mirror, 120.0, rig.clock, Archiving())
+        await rig.run(60)
+        (finding,) = rig.health.findings(EVERYBODY)
+        assert "payroll" in fields_of(finding, sees_all=True)["why"]
+        told = fields_of(finding, sees_all=False)
+        assert "payroll" not in str(told)
+        assert told["why"] == "Who may read every queue is told why."
 
     asyncio.run(scenario())
 

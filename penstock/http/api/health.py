@@ -7,12 +7,16 @@ from starlette.responses import Response
 from penstock.common.health import BAD, BY_STATE, LEVELS, STATES, WARN
 from penstock.control.frames import Fields
 from penstock.http import schema
+from penstock.http.api.archive import HIDDEN
 from penstock.http.app import Call, answer_list
 from penstock.http.kinds import QueueName
 from penstock.http.reading.looking import MICROSECONDS, iso_time
 from penstock.http.route import LIMIT, Param, Route
 from penstock.http.watching.health import Finding
 from penstock.model.rights import Right
+
+NAMES_QUEUES: Final = frozenset({"archive-failing"})
+"""States of the broker whose reason says names of queues."""
 
 SCHEMAS: Final = {
     "Finding": schema.object_of(
@@ -51,7 +55,7 @@ async def get_health(call: Call) -> Response:
     looked_at = health.looked_at
     return await answer_list(
         "attention",
-        (_fields(it, sees_all) for it in found[: call["limit"]]),
+        (fields_of(it, sees_all) for it in found[: call["limit"]]),
         level=next((level for level in LEVELS if level in levels), "ok"),
         bad=levels.count(BAD),
         warn=levels.count(WARN),
@@ -59,9 +63,11 @@ async def get_health(call: Call) -> Response:
     )
 
 
-def _fields(finding: Finding, sees_all: bool) -> Fields:
+def fields_of(finding: Finding, sees_all: bool) -> Fields:
     rule = BY_STATE[finding.state]
-    lines = list(finding.lines)
+    lines, why = list(finding.lines), finding.why
+    if not sees_all and finding.state in NAMES_QUEUES:
+        why = f"{HIDDEN[0].upper()}{HIDDEN[1:]}."
     return {
         "queue": finding.subject if finding.scope == "queue" else None,
         "reader": finding.subject if finding.scope == "reader" else None,
@@ -69,11 +75,11 @@ def _fields(finding: Finding, sees_all: bool) -> Fields:
         "level": finding.level,
         "since": iso_time(round(finding.since * MICROSECONDS)),
         "title": rule.title,
-        "why": finding.why,
+        "why": why,
         "do": rule.do,
         "figures": finding.figures,
         "who": list(finding.who),
-        # These say names of queues.
+        # These say names of queues, too.
         "lines": lines if sees_all else ["who may read every queue is told where"] * bool(lines),
         "href": finding.href,
     }

@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from penstock.common.health import BAD, BY_STATE, LEVELS, STATES, WARN, Phase, look, rules, visible
+from penstock.common.health import BAD, BY_STATE, LEVELS, STATES, WARN, rules
+from penstock.common.health_phases import Phase, look, visible
 from penstock.control.frames import Fields
 from penstock.errors import PenstockError
 from penstock.http.archiving import READERS

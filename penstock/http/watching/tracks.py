@@ -15,14 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.common.health import (
-    BACKLOG_MIN,
-    FAR_SECONDS,
-    PATIENCE_SECONDS,
-    BrokerFigures,
-    QueueFigures,
-    ReaderFigures,
-)
+from penstock.common.health import BACKLOG_MIN, FAR_SECONDS, PATIENCE_SECONDS
+from penstock.common.health_figures import BrokerFigures, QueueFigures, ReaderFigures
 from penstock.control.frames import Fields
 from penstock.log.info import SyncInfo
 from penstock.model.life import DEAD_REASONS
