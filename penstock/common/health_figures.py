@@ -1,4 +1,4 @@
-"""Health figures: the plain numbers that the rules of `health.py` look at, of a queue, a reader or the broker.
+"""Health figures: plain numbers of a queue, a reader or the broker, which the rules of `health.py` look at.
 
 Whoever watches gathers them (`http/watching/tracks.py`).
 """

@@ -1,5 +1,5 @@
-"""Health phases: how far one thing is with one rule of `health.py`: not yet for long enough, in it, or about to
-leave it; and the next phase, from the figures and the moment.
+"""Health phases: how far one thing is with one rule of `health.py`: not yet for long enough, in it, or about
+to leave it; and the next phase, from the figures and the moment.
 
 Rules that always hold:
   * No clock and no IO: moments are numbers that somebody gives.
