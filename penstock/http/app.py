@@ -31,6 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.control.frames import Fields
 from penstock.errors import PenstockError
+from penstock.http.answers import PIECE_BYTES, hand_over
 from penstock.http.auth import USER, check_local, forbidden
 from penstock.http.connection import CONNECTION, BoundedProtocol
 from penstock.http.kinds import WrongValue
@@ -291,7 +292,23 @@ class App:
             response = Problem("internal", "this is a fault of the broker's; its log says more").response()
         kind = f"{response.status_code // 100}xx"
         self._site.requests[_method(scope), scope.get("penstock.route", NO_ROUTE), kind] += 1
-        await response(scope, receive, send)
+        await self._answer(response, scope, receive, send)
+
+    async def _answer(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: BoundedProtocol | None = scope.get(CONNECTION)
+        body = getattr(response, "body", b"")  # Those that come in parts have none, and bounds of their own.
+        if connection is None or len(body) <= PIECE_BYTES:
+            await response(scope, receive, send)
+        elif not self._site.hold_answer(len(body), must=scope["method"] not in ("GET", "HEAD")):
+            await self._site.no_room().response()(scope, receive, send)
+        else:
+            try:
+                await hand_over(
+                    self._site, connection, send, response.status_code, response.raw_headers, bytes(body)
+                )
+            except TimeoutError:
+                seconds = self._site.frame_seconds
+                log.warning("a caller took nothing of its answer for %d s: closed", seconds)
 
     async def _respond(self, request: Request) -> Response:
         route, values = await self._find(request)

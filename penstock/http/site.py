@@ -74,10 +74,22 @@ class Site:
             return False
         if self._bodies_bytes + count > self.bodies_bytes_max:
             return False
+        self._hold(count)
+        return True
+
+    def hold_answer(self, count: int, *, must: bool) -> bool:
+        """So much of an answer is in memory until it is taken; whether there is room, as there always is for
+        one alone. `must`: it says what was done, and so has to be given."""
+        is_full = self._memory_is_full or self._bodies_bytes + count > self.bodies_bytes_max
+        if is_full and self._bodies_bytes and not must:
+            return False
+        self._hold(count)
+        return True
+
+    def _hold(self, count: int) -> None:
         self._bodies_bytes += count
         self._gauge.held_bytes = self._bodies_bytes
         self._bodies_bytes_most = max(self._bodies_bytes_most, self._bodies_bytes)
-        return True
 
     def no_room(self) -> Problem:
         """What whoever has no room is told."""

@@ -122,6 +122,22 @@ def test_where_connections_fill_memory_large_bodies_are_not_read(start_broker: S
     slow.close()
 
 
+def test_large_answers_that_nobody_reads_are_counted_and_end(start_broker: StartBroker) -> None:
+    broker = start_broker("--http-bodies-bytes-max", str(16 << 20), "--limits-frame-seconds", "2")
+    port = broker.ports["http"]
+    with Api(port) as api, socket.socket() as deaf:
+        for _ in range(8):
+            api.send("q", bytes(1 << 20))
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", port))
+        deaf.sendall(b"GET /v1/queues/q/messages HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: held_bytes(api) > 10 << 20, "its answer to be in the account")
+        reply = api.ask("GET", "/v1/queues/q/messages")
+        assert (reply.problem, reply.headers["retry-after"]) == ("unavailable", "1")
+        until(lambda: held_bytes(api) == 0, "it to be closed")
+        assert len(api.ask("GET", "/v1/queues/q/messages").json["messages"]) == 8
+
+
 def test_a_body_that_is_allowed_has_room_when_it_is_alone(start_broker: StartBroker) -> None:
     broker = start_broker("--http-bodies-bytes-max", str(100 * KIB))
     with Api(broker.ports["http"]) as api:

@@ -18,7 +18,6 @@ How it fails: as every call; input that is wrong changes nothing.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Final
@@ -30,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.control.takes import Taken, Verdict, pack_verdicts, unpack_taken
 from penstock.http import kinds, schema
+from penstock.http.answers import hand_over
 from penstock.http.app import Call, answer_json, json_text
 from penstock.http.bodies.media import ARROW, NDJSON
 from penstock.http.bodies.taken import encode_taken, form_of
@@ -52,9 +52,6 @@ AGENT_CHARACTERS_MAX: Final = 100
 
 THREAD_BYTES: Final = 256 * 1024
 """Of payload: from here on it becomes text in a thread, which takes more than a millisecond."""
-
-PIECE_BYTES: Final = 64 * 1024
-"""Of an answer. One that is larger is on its way only when the caller has read most of it."""
 
 NOTHING: Final = Taken(0, [])
 
@@ -175,34 +172,21 @@ class TakenResponse(Response):
         self, site: Site, body: bytes, media: str, connection: BoundedProtocol, undo: Callable[[], None]
     ) -> None:
         # As `super().__init__` would, which looks at much more.
-        self.status_code, self.background, self.body = 200, None, body
+        self.status_code, self.background = 200, None
         length = str(len(body)).encode()
         self.raw_headers = [(b"content-length", length), (b"content-type", media.encode())]
         self._site = site
+        self._taken = body
         self._connection = connection
         self._undo = undo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = memoryview(self.body)
-        pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
-        if len(pieces) != 1:
-            pieces.append(body[:0])  # which waits until the others are on their way
-        is_sent = was_closing = False
+        is_sent = False
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            for number, piece in enumerate(pieces, 1):
-                # The first one waits for nobody: the head was taken just before.
-                async with asyncio.timeout(self._site.frame_seconds) if number > 1 else nullcontext():
-                    more = number < len(pieces)
-                    # From the caller's end until `lost`, what is written goes nowhere, without a word.
-                    was_closing = self._connection.transport.is_closing()
-                    await send({"type": "http.response.body", "body": piece, "more_body": more})
-            is_sent = not was_closing and not self._connection.lost.done()
+            is_sent = await hand_over(self._site, self._connection, send, 200, self.raw_headers, self._taken)
         except TimeoutError:
-            # An answer without an end: the server closes the connection.
             log.warning("a worker took nothing of its messages for %d s: closed", self._site.frame_seconds)
         finally:
-            self._site.let_body_go(len(body))
             if not is_sent:
                 self._undo()
 
