@@ -60,8 +60,8 @@ class SecondProcess:
         self._users = settings.users
         self._socket: socket.socket | None = None
         self._bell: tuple[socket.socket, socket.socket] | None = None  # to ring, and to be heard
-        self._gauge_file = gauge_file()
-        self._gauge = Gauge(self._gauge_file)
+        self._gauge_file = -1
+        self._gauge: Gauge | None = None  # while there is a door
         self._memory_is_full = False
         self._control: Control | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -82,6 +82,8 @@ class SecondProcess:
         except OSError as error:
             raise OSError(error.errno, f"http listener {address}: {error.strerror}") from error
         self._socket = listening
+        self._gauge_file = gauge_file()
+        self._gauge = Gauge(self._gauge_file)
         if not isinstance(self._settings.engine, str):
             self._bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._bell[0].setblocking(False)
@@ -207,7 +209,8 @@ class SecondProcess:
             return await process.wait()
         finally:
             self._process = None
-            self._gauge.held_bytes = 0
+            if self._gauge is not None:
+                self._gauge.held_bytes = 0
             self._control.close()
             self._control = None
 
@@ -255,6 +258,7 @@ class SecondProcess:
             self._socket.close()
             self._socket = None
             os.close(self._gauge_file)
+            self._gauge = None
             for end in self._bell or ():
                 end.close()
 
@@ -282,7 +286,7 @@ class SecondProcess:
     @property
     def bodies_bytes(self) -> int:
         """Bodies of requests that it holds."""
-        return self._gauge.held_bytes
+        return self._gauge.held_bytes if self._gauge is not None else 0
 
     # --- what it is told --------------------------------------------------------------------------
 

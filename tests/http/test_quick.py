@@ -224,6 +224,18 @@ def test_requests_that_come_at_once_are_answered_in_their_order(raw: Raw, api: A
     assert payloads(api, "line") == ["0", "1"]
 
 
+def test_hundreds_that_come_at_once_are_stored_in_their_order(raw: Raw, api: Api) -> None:
+    """More than are looked at before some are answered; and the last one comes in two parts."""
+    count = 300
+    *most, last = (send("hundreds", b"%d" % number) for number in range(count))
+    raw.say(*most, last[:30])
+    for number in range(count - 1):
+        assert raw.answer()[1]["offset"] == number
+    raw.say(last[30:])
+    assert raw.answer()[1]["offset"] == count - 1
+    assert payloads(api, "hundreds") == [str(number) for number in range(count)]
+
+
 def test_a_body_that_comes_in_pieces_is_one_message(raw: Raw, api: Api) -> None:
     whole = send("pieces", b"first, last")
     raw.say(whole[:-6])
