@@ -214,7 +214,8 @@ async def open_again(view: View, queue: str, offset: int) -> None:
         view.notify(f"Message {offset} of {queue} is no dead letter that could be repaired", wrong=True)
         return
     value = b64decode(message["value_base64"])
-    send_dialog(view, Draft(queue, value, message["headers"], letter, is_old=True))
+    identity = message["id"][:IDENTITY_DIGITS]
+    send_dialog(view, Draft(queue, value, message["headers"], letter, identity, is_old=True))
 
 
 async def ask_queue(view: View, title: str, text: str, action: str) -> str:

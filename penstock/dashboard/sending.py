@@ -57,6 +57,7 @@ class Draft:
     value: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     letter: int | None = None  # the offset of a dead letter that may be repaired
+    identity: str = ""  # of the queue that it is in
     is_old: bool = False  # it is, or was, a message
 
 
@@ -165,6 +166,7 @@ class _Sending:
             headers={"content-type": NDJSON},
             transaction=key,
             queue=queue,
+            identity=self._draft.identity,
             redrive=True,
         )
         stages = [json.loads(staged)["stage"]]

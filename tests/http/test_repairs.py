@@ -70,6 +70,22 @@ def state_view(api: Api, queue: str) -> dict[int, tuple[str, bytes]]:
     return {row["offset"]: (row["state"], row["value"]) for row in rows}
 
 
+def test_a_letter_of_the_next_queue_of_that_name_is_not_repaired(broker: BrokerProcess, api: Api) -> None:
+    reject(broker, api, "repair.anew", [b"old"])
+    identity = api.get(path_of("repair.anew"))["identity"]
+    assert api.ask("DELETE", path_of("repair.anew")).status == 200
+    reject(broker, api, "repair.anew", [b"new"])
+    line = {"offset": 0, "value": "repaired"}
+    reply = stage(api, "repair/anew", [line], queue="repair.anew", identity=identity)
+    assert (reply.status, reply.problem) == (409, "queue-deleted")
+    reply = api.ask(
+        "POST", "/v1/stages", b"{}", {"Content-Type": NDJSON}, transaction="t", queue="q", identity=identity
+    )
+    assert (reply.status, reply.problem) == (400, "bad-request")
+    identity = api.get(path_of("repair.anew"))["identity"]
+    assert stage(api, "repair/anew", [line], queue="repair.anew", identity=identity).status == 200
+
+
 def test_the_same_id_and_another_payload(broker: BrokerProcess, api: Api) -> None:
     reject(broker, api, "repair.ids", [b"a", b"b", b"c"])
     before = ids(api, "repair.ids")

@@ -13,9 +13,10 @@ from penstock.http.app import Call, answer_json
 from penstock.http.auth import forbidden
 from penstock.http.bodies.media import BATCH_BODY, read_parts
 from penstock.http.problems import Problem
-from penstock.http.route import Body, Field, Param, Route
+from penstock.http.route import IDENTITY, Body, Field, Param, Route
 from penstock.http.schema import Schema
 from penstock.http.stages.stages import owned
+from penstock.log.errors import QueueDeleted
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.policy import QueueNameError, check_queue_name
@@ -66,6 +67,8 @@ async def post_stage(call: Call) -> Response:
     repairs: bool = call["redrive"]
     if dead and repairs:
         raise Problem("bad-request", "dead and redrive exclude each other; leave one of the two out")
+    if call["identity"] is not None and not repairs:
+        raise Problem("bad-request", "identity says which queue has the dead letters: use it with redrive")
     protocol = PROTOCOL_OF_DEAD if dead else PROTOCOL
     for name, batch in await read_parts(call, queues=queue is None, repairs=repairs, protocol=protocol):
         if dead and batch.delay_us is not None:
@@ -83,6 +86,8 @@ async def post_stage(call: Call) -> Response:
             # Which says no, where there is none. The letters of the one that is there are meant.
             answer = await call.site.link.call("queue", {"queue": its_queue})
             batch.identity = answer.fields["row"]["identity"]
+            if call["identity"] not in (None, batch.identity):
+                raise QueueDeleted(its_queue)
         parts.append((its_queue, batch))
     key = _key(call, call["transaction"])
     if not repairs:
@@ -159,13 +164,21 @@ ROUTES: Final = (
                 "into its queue with it, under its id",
                 default=False,
             ),
+            IDENTITY,
         ),
         body=Body(
             BATCH_BODY.media,
             help=f'{BATCH_BODY.help} Without the parameter queue, each message has "queue" beside these. '
             'With redrive, each has "offset", and nothing else beside its value.',
         ),
-        problems=("unsupported-media-type", "not-installed", "conflict", "disk-full", "queue-not-found"),
+        problems=(
+            "unsupported-media-type",
+            "not-installed",
+            "conflict",
+            "disk-full",
+            "queue-not-found",
+            "queue-deleted",
+        ),
     ),
     Route(
         "POST /v1/transactions",
