@@ -404,8 +404,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "http",
         "bodies-bytes-max",
         Whole(1024, 2**40),
-        "bytes of the bodies of all requests together, and of large answers until they are taken; body-bytes-max "
-        "at least; beyond, try again",
+        "bytes of the bodies of all requests together, and of large answers until they are taken; "
+        "body-bytes-max at least; beyond, try again",
     ),
     _of("http", "connections-max", Whole(1, 1_000_000), "connections at a time"),
     _of(
