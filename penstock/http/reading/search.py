@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, Protocol
 
 from penstock.http import kinds
 from penstock.http.link import CallRefused
-from penstock.http.reading.letters import Range, Ranges, Run, by_payload, rows_of, within
+from penstock.http.reading.letters import Range, Ranges, Run, by_payload, parted, rows_of, within
 from penstock.http.reading.looking import GONE, STATE_WORDS, STATES, Extent, Runs, extent_of, payloads_at
 from penstock.http.where.condition import SECONDS_MAX, Condition, Row, TooLong
 from penstock.log.errors import LogDamaged, LogRefused, QueueDeleted
@@ -242,7 +242,7 @@ class Search:
         while at < hi:
             self._go_on(name, at)
             runs = self._asking.states(name, at, hi, extent.identity, self._only)
-            pieces, stop = _first(self._chosen(name, runs), STRETCH)
+            pieces, others = parted(self._chosen(name, runs), STRETCH)
             spans = Spans([], [], 0)
             if condition is None:
                 for run in pieces:
@@ -257,7 +257,7 @@ class Search:
                     else:
                         row = item.row
                         _add(spans, row.state, row.consumer, row.offset, row.offset + 1)
-            at = self._skipped(runs.offset_end if stop is None else stop, hi)
+            at = self._skipped(others[0].first if others else runs.offset_end, hi)
             yield spans._replace(next=at)
 
     def _skipped(self, at: int, hi: int) -> int:
@@ -307,8 +307,8 @@ class Search:
         while at < hi:
             self._go_on(name, at)
             runs = self._asking.states(name, at, hi, extent.identity, self._only)
-            pieces, stop = _first(self._chosen(name, runs), STRETCH)
-            stop = runs.offset_end if stop is None else stop
+            pieces, others = parted(self._chosen(name, runs), STRETCH)
+            stop = others[0].first if others else runs.offset_end
             for item in self._judged(reader, name, extent, runs, pieces):
                 if item is not None:
                     items.append(item)
@@ -536,16 +536,6 @@ def _add(spans: Spans, state: str, consumer: str | None, first: int, end: int) -
         ranges[-1] = Range(ranges[-1].first, end)
     else:
         ranges.append(Range(first, end))
-
-
-def _first(pieces: list[Run], messages_max: int) -> tuple[list[Run], int | None]:
-    """So many messages of these, and where the others begin; None: there are none."""
-    for at, run in enumerate(pieces):
-        if run.letters > messages_max:
-            middle = run.first + messages_max
-            return [*pieces[:at], run._replace(end=middle)], middle
-        messages_max -= run.letters
-    return pieces, None
 
 
 def _last(pieces: list[Run], messages_max: int) -> tuple[list[Run], int | None]:
