@@ -1,5 +1,6 @@
 """RangeMap against a plain dict of offsets."""
 
+import tracemalloc
 from itertools import groupby
 
 import pytest
@@ -105,3 +106,17 @@ def test_a_huge_backlog_is_one_range() -> None:
     assert len(subject) == 1
     assert subject.pop_front(500) == (0, 500, None)
     assert subject.total == 100_000_000 - 500
+
+
+def test_one_range_takes_little() -> None:
+    maps: list[RangeMap[None]] = [RangeMap() for _ in range(1000)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for subject in maps:
+            subject.add(0, 1, None)
+            subject.add(1, 2, None)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / len(maps) < 100
