@@ -5,8 +5,11 @@ rows are in a real broker is the other tests' business.
 """
 
 import asyncio
+import gc
+import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+import tracemalloc
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -509,5 +512,36 @@ def test_what_a_broken_round_has_found_is_told_by_the_next() -> None:
         await rig.after(1)
         assert "q0000" not in rig.mirror.rows
         assert "q0000" in changes.take()
+
+    run(test)
+
+
+def test_a_queue_at_rest_is_little_more_than_its_row() -> None:
+    count = 2000
+
+    def rows() -> Iterator[Fields]:
+        for number in range(count):
+            # As they come from the link: each with numbers and texts of its own.
+            row: Fields = {**dict.fromkeys(SHOWN, 0), "bytes_max": 0}
+            row |= {"name": f"queue-{number}", "identity": f"{number:010}", "oldest_us": 10**15 + number}
+            row |= {"offset_end": 1, "delivered": 0, "counts": {"accepted": 1}, "times": None}
+            yield json.loads(json.dumps(row))
+
+    async def test(rig: Rig) -> None:
+        await rig.after(0)
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for row in rows():
+                rig.mirror.put(row)
+            del row
+            await rig.after(1)
+            await rig.after(2 * WINDOW_SECONDS)
+            rig.mirror.recorder.close(0, None)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert (after - before) / count < 1000
 
     run(test)

@@ -11,6 +11,7 @@ Rules that always hold:
   * A refresh shows what happened before it was asked for. A round that is under way may have passed by
     already, so the next one serves, and it serves everybody who asks meanwhile.
   * A row is replaced, never changed: who has one may go on reading it, in a thread too.
+  * A queue at rest is its row and nothing else: there may be a hundred thousand.
   * Rates are as of the last round, whoever asked for it, and never of less than a second: a refresh
     shortly after a round does not make them jump.
   * A subscriber has a set of names, and gets the newest rows of them when it is ready for them. What it
@@ -100,17 +101,16 @@ class Trend:
     def last(self) -> Sample:
         return self._samples[-1]
 
-    def add(self, sample: Sample, same_until: float) -> bool:
-        """New counters; the last ones were still right at `same_until`. Whether they have moved."""
+    def add(self, sample: Sample, same_until: float) -> None:
+        """New counters; the last ones were still right at `same_until`."""
         last = self.last
         if sample[1:] == last[1:]:
-            return False
+            return
         if same_until > last.at:
             self._append(Sample(same_until, *last[1:]))
         self._append(sample)
         while len(self._samples) > 2 and self._samples[1].at <= sample.at - WINDOW_SECONDS:
             del self._samples[0]
-        return True
 
     def _append(self, sample: Sample) -> None:
         samples = self._samples
@@ -139,6 +139,18 @@ class Trend:
                 )
             before = sample
         return before.accepted, before.acked
+
+
+class _Row:
+    """What a row is made of."""
+
+
+def _slim(row: Fields) -> Fields:
+    """The same row: what one class's objects have as attributes shares its keys, and takes half as much."""
+    kept = _Row()
+    for field, value in row.items():
+        setattr(kept, field, value)
+    return vars(kept)
 
 
 class Changes:
@@ -174,8 +186,7 @@ class Mirror:
         self._rows: dict[str, Fields] = {}
         self._names: list[str] = []
         self._in_order = True
-        self._trends: dict[str, Trend] = {}
-        self._moving: dict[str, None] = {}  # their rates are not 0, or were not when last told
+        self._trends: dict[str, Trend] = {}  # of those whose rates are not 0, or were not when last told
         self._subscribers: set[Changes] = set()
         self._first_at: float | None = None  # when the first round was complete
         self._round_at = 0.0  # when the last complete round began
@@ -262,9 +273,8 @@ class Mirror:
     def _forget(self, name: str, changed: dict[str, None]) -> None:
         """A queue is gone: those who are told find no row of it."""
         if self._rows.pop(name, None) is not None:
-            del self._trends[name]
+            self._trends.pop(name, None)
             self._in_order = False
-            self._moving.pop(name, None)
             self.recorder.forget(name)
             changed[name] = None
 
@@ -272,29 +282,34 @@ class Mirror:
         name: str = row["name"]
         if name in self._rows and self._rows[name]["identity"] != row["identity"]:
             self._forget(name, changed)
-        sample = Sample(self._clock(), row["offset_end"], row["counts"].get("acked", 0))
-        trend = self._trends.get(name)
-        self.recorder.put(row, is_new=trend is None and self._first_at is not None)
-        if trend is None:
-            if self._first_at is None:
-                trend = Trend(sample)
-            else:
-                # It was not there a round ago: all that its counters say has happened since then.
-                trend = Trend(Sample(self._round_at, 0, 0))
-            self._trends[name] = trend
+        before = self._rows.get(name)
+        if before is None:
             self._names.append(name)
             self._in_order = False
-        if trend.add(sample, self._round_at):
-            self._moving[name] = None
+        row = _slim(row)
+        self.recorder.put(row, is_new=before is None and self._first_at is not None)
+        row["times"] = None  # It has them.
+        counters = _counters(row)
+        if before is not None:
+            known = _counters(before)
+        elif self._first_at is None:
+            known = counters
+        else:  # It was not there a round ago: all that its counters say has happened since then.
+            known = (0, 0)
+        trend = self._trends.get(name)
+        if trend is None and counters != known:
+            trend = self._trends[name] = Trend(Sample(self._round_at, *known))
+        if trend is not None:
+            trend.add(Sample(self._clock(), *counters), self._round_at)
         self._rows[name] = row
         changed[name] = None
 
     def _publish(self, changed: dict[str, None]) -> None:
-        told = {**changed, **self._moving}
+        told = {**changed, **dict.fromkeys(self._trends)}
         for subscriber in self._subscribers:
             subscriber.add(told)
         still = self._round_at - WINDOW_SECONDS
-        self._moving = {name: None for name in self._moving if self._trends[name].last.at > still}
+        self._trends = {name: trend for name, trend in self._trends.items() if trend.last.at > still}
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -321,13 +336,15 @@ class Mirror:
         return time.time_ns() // 1000 + self._ahead_us
 
     def rates(self, name: str) -> Rates:
-        trend = self._trends[name]
+        trend = self._trends.get(name)
+        if trend is None:
+            return _AT_REST
         begin = trend.last.at if self._first_at is None else self._first_at
         return trend.rates(max(self._round_at, trend.last.at), begin)
 
     def queue(self, name: str) -> Fields:
         """A queue as the API shows it."""
-        row, rates = self._rows[name], self.rates(name) if name in self._moving else _AT_REST
+        row, rates = self._rows[name], self.rates(name)
         shown: Fields = {field: row[field] for field in SHOWN}
         shown["rate_in"] = round(rates.accepted, 3)
         shown["rate_out"] = round(rates.acked, 3)
@@ -346,6 +363,11 @@ class Mirror:
     @property
     def subscriber_count(self) -> int:
         return len(self._subscribers)
+
+
+def _counters(row: Fields) -> tuple[int, int]:
+    """What rates are made of."""
+    return row["offset_end"], row["counts"].get("acked", 0)
 
 
 def oldest_seconds(row: Fields, now_us: int) -> float | None:

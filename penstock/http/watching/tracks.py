@@ -52,18 +52,27 @@ class Pace:
             self.moved_at = at
 
 
+_NO_POINTS: Final[list[tuple[float, tuple[int, ...]]]] = []
+"""Of all windows that are empty: most queues have two of these."""
+
+
 class Window:
     """Points of the last seconds, a step apart; the oldest is as old as the window when it is full."""
 
-    __slots__ = ("_points", "_step", "seconds")
+    __slots__ = ("_points", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._step = seconds / POINTS
-        self._points: list[tuple[float, tuple[int, ...]]] = []  # few: two deques would be 1.5 KB a queue
+        self._points = _NO_POINTS  # few: two deques would be 1.5 KB a queue
+
+    @property
+    def _step(self) -> float:
+        return self.seconds / POINTS
 
     def add(self, at: float, *values: int) -> list[tuple[float, tuple[int, ...], tuple[int, ...]]]:
         """A point, where the last one is old enough. What leaves the window: seconds, and both ends of it."""
+        if self._points is _NO_POINTS:
+            self._points = []
         points, left = self._points, []
         if not points or at - points[-1][0] >= self._step:
             points.append((at, values))
@@ -88,7 +97,7 @@ class Window:
         return bool(self._points) and at - self._points[0][0] >= self.seconds - self._step / 2
 
     def clear(self) -> None:
-        self._points.clear()
+        self._points = _NO_POINTS
 
 
 class QueueTrack:
