@@ -10,8 +10,8 @@ what they say.
 
 from typing import Final
 
-SHARE: Final = 400
-"""Units for one call of a session: some 2 ms where each word is read with care; what they ask for comes on
+SHARE: Final = 200
+"""Units for one call of a session: some 1 ms where each word is read with care; what they ask for comes on
 top."""
 
 QUICK_SHARE: Final = 16

@@ -14,9 +14,10 @@ Rules that always hold:
   * A line is served in the order in which it was joined, from the next turn on; who was not reached is first
     in the turn after that. In between, the loop looks at all sockets.
   * Where both lines have somebody they take turns, so that what was said in the quick one is handed out
-    before the other goes on. Nobody overtakes the quick line; beside the other one, a little is read of who
-    comes, at once.
-  * What is received in a turn that is over is kept, up to `late_bytes`: beyond that, nobody is read from.
+    before the other goes on, which has half a turn then. Nobody overtakes the quick line; beside the other
+    one, a little is read of who comes, at once.
+  * What is received in a turn that is over is kept, up to `late_bytes`: beyond that, nobody is read from. It
+    is less the more of them wait: what is kept has to be carried out, also of those who have left by then.
 """
 
 import asyncio
@@ -27,17 +28,15 @@ from typing import Final, Protocol
 
 RECEIVE_BYTES: Final = 256 * 1024
 LATE_BYTES: Final = 64 * 1024
+LATE_BYTES_ALL: Final = 8 << 20
 SPARING_BYTES: Final = 4096
-TURN_NS: Final = 5_000_000
+TURN_NS: Final = 2_000_000
 LITTLE_NS: Final = TURN_NS // 20
 TICK_SECONDS: Final = 0.05
 """Beside turns, the server looks after what is due, as often as this."""
 
 receive_buffer: Final = memoryview(bytearray(RECEIVE_BYTES))
 """One for all connections: what is in it is read or copied before the next byte is received."""
-
-_late_buffer: Final = receive_buffer[:LATE_BYTES]
-_sparing_buffer: Final = receive_buffer[:SPARING_BYTES]
 
 
 class Guest(Protocol):
@@ -54,7 +53,7 @@ class Guest(Protocol):
 class Rounds:
     def __init__(self, loop: asyncio.AbstractEventLoop, begin_turn: Callable[[], object]) -> None:
         """`begin_turn` is called where a turn begins with what waits, and calls `begin`."""
-        self.buffer = self._whole = receive_buffer
+        self.buffer = receive_buffer
         """What to receive into: less where the turn is over, or memory is scarce."""
 
         self.late_bytes = LATE_BYTES
@@ -77,7 +76,7 @@ class Rounds:
         if not self._ends_ns or time.monotonic_ns() < self._ends_ns:
             return False
         if self.buffer is receive_buffer:
-            self.buffer = _late_buffer
+            self._receive_less()
         return True
 
     def must_wait(self) -> bool:
@@ -92,11 +91,18 @@ class Rounds:
     def end(self) -> None:
         """The turn is done."""
         self._ends_ns = 0
-        self.buffer = self._whole
-        if self._quick or self._long:
-            if not self.is_sparing:
-                self.buffer = _late_buffer
+        if self.waiting or self.is_sparing:
+            self._receive_less()
+        elif self.buffer is not receive_buffer:
+            self.buffer, self.late_bytes = receive_buffer, LATE_BYTES
+        if self.waiting:
             self._loop.call_soon(self._next)
+
+    def _receive_less(self) -> None:
+        """Because what is received now has to wait."""
+        each = SPARING_BYTES if self.is_sparing else LATE_BYTES_ALL // max(self.waiting, 1)
+        self.late_bytes = min(max(each, SPARING_BYTES), LATE_BYTES)
+        self.buffer = receive_buffer[: self.late_bytes]
 
     def wait(self, guest: Guest, *, for_more: bool = False) -> None:
         """It goes on in a later turn, behind those that wait already; `for_more`: a little was not enough."""
@@ -110,9 +116,9 @@ class Rounds:
 
     def be_sparing(self, sparing: bool) -> None:
         """Whether to receive little from each at a time, because memory is scarce."""
-        self.buffer = self._whole = _sparing_buffer if sparing else receive_buffer
-        self.late_bytes = SPARING_BYTES if sparing else LATE_BYTES
         self.is_sparing = sparing
+        if sparing:  # Also what still comes in this turn.
+            self._receive_less()
 
     @property
     def waiting(self) -> int:
@@ -126,7 +132,8 @@ class Rounds:
         self._was_quick = quick
         now_ns = time.monotonic_ns()
         # Those who came meanwhile have had some of it.
-        ends_ns = now_ns + TURN_NS // 2 if self._long and quick else max(self._ends_ns, now_ns + TURN_NS // 2)
+        half_ns = now_ns + TURN_NS // 2
+        ends_ns = half_ns if self._quick and not quick else max(self._ends_ns, half_ns)
         line = self._quick if quick else self._long
         for _ in range(len(line)):
             began_ns = now_ns

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.rounds import Rounds
+from penstock.server.rounds import LATE_BYTES, RECEIVE_BYTES, Rounds
 from tests.server.harness import CONFIRM, SEND, WAIT_SECONDS, phpmq, rq, sspq
 from tests.server.inside import LOOPS, Inside, run, until
 
@@ -221,3 +221,26 @@ def test_who_ends_while_its_last_messages_wait_for_room_is_heard_to_its_end(
             await until(lambda: len(server.connections) == 1, "the sender to be gone")
 
     run(loop, test())
+
+
+def test_what_is_kept_of_those_who_wait_is_bounded_however_many_they_are() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        rounds = Rounds(loop, lambda: None)
+        kept: dict[int, int] = {}
+        for count in range(1, 3001):
+            rounds.wait(Waiting(rounds, [], "a", 1))
+            if count in (1, 100, 500, 3000):
+                rounds.end()
+                kept[count] = len(rounds.buffer)
+                assert rounds.late_bytes == kept[count]
+        async with asyncio.timeout(WAIT_SECONDS):
+            while rounds.waiting:
+                await asyncio.sleep(0)
+        rounds.end()
+        assert (len(rounds.buffer), rounds.late_bytes) == (RECEIVE_BYTES, LATE_BYTES)
+        assert kept[1] == kept[100] == LATE_BYTES
+        assert 4096 < kept[500] <= (8 << 20) // 500
+        assert kept[3000] == 4096
+
+    run("uvloop", test())
