@@ -144,7 +144,7 @@ def _gone() -> None:
 
 
 def main(link_fd: int, listen_fd: int, gauge_fd: int, bell_fd: int | None, extend: Extend | None) -> None:
-    keep_freed_memory(one_heap=True)
+    keep_freed_memory()
     serving = serve(link_fd, listen_fd, gauge_fd, bell_fd, extend)
     try:
         import uvloop

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Final, Protocol
 
-from penstock.common.malloc import KEPT_BYTES, give_memory_back
+from penstock.common.malloc import give_memory_back
 from penstock.control.frames import Fields
 from penstock.control.gauge import Gauge
 from penstock.http.archiving import Archiving
@@ -20,6 +20,10 @@ from penstock.http.watching.health import Health
 from penstock.http.watching.mirror import Mirror
 from penstock.http.watching.rates import Rates
 from penstock.http.watching.sayings import Sayings
+
+TIDY_SECONDS: Final = 10.0
+LARGE_BYTES: Final = 1 << 20
+"""With so much of bodies at a time, the memory that they had goes back to the system, as often as this."""
 
 LITTLE_BYTES: Final = 16 * 1024
 """Whose body has no more goes on where memory is full, as who says little over the wires."""
@@ -49,7 +53,7 @@ class Site:
         self._memory_is_full = False  # of both processes together
         self.reading: dict[Holder, asyncio.Timeout] = {}
         """Who waits for more of a body, and until when; who is ended because memory is full is not there."""
-
+        self._is_tidying = False  # it will be
         self.frame_seconds: int = hello["frame_seconds"]
         self.payload_bytes_max: int = hello["payload_bytes_max"]
         self.readers = ReaderPool(self.data)
@@ -118,9 +122,13 @@ class Site:
     def let_body_go(self, count: int) -> None:
         self._bodies_bytes -= count
         self._gauge.held_bytes = self._bodies_bytes
-        if not self._bodies_bytes and self._bodies_bytes_most > KEPT_BYTES:
-            self._bodies_bytes_most = 0
-            asyncio.get_running_loop().call_later(1, give_memory_back)  # When nobody has them any more.
+        if self._bodies_bytes_most > LARGE_BYTES and not self._is_tidying:
+            self._is_tidying = True
+            asyncio.get_running_loop().call_later(TIDY_SECONDS, self._tidy)
+
+    def _tidy(self) -> None:
+        self._is_tidying, self._bodies_bytes_most = False, self._bodies_bytes
+        give_memory_back()
 
     async def start(self) -> None:
         """Begin what runs beside the requests."""

@@ -46,7 +46,7 @@ def make() -> None:
     together.wait()
     together.wait()
 
-keep_freed_memory(one_heap=True)
+keep_freed_memory()
 together, made = threading.Barrier(9), []
 for _ in range(8):
     threading.Thread(target=make, daemon=True).start()
