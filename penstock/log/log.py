@@ -1137,6 +1137,10 @@ class Log:
         by the last `trim`."""
         return self._readers.listed(queues)
 
+    def empty_cache(self) -> None:
+        """Let go of what can be read from the files again."""
+        self._state.segments.empty_cache()
+
     def trim(self, now_us: int) -> None:
         """Remove or compact what retention no longer asks for, off the loop."""
         self._check()

@@ -492,9 +492,14 @@ class Segments:
                 break
             del self._adoptions[oldest]
 
-    def _shrink(self) -> None:
-        """Down to what the cache may hold, as far as the rest is in the files."""
-        while self._cached_bytes > self._cache_bytes_max and len(self._cache) > 1:
+    def empty_cache(self) -> None:
+        """Let go of all blocks that can be read again from the files."""
+        self._shrink(0)
+
+    def _shrink(self, bytes_max: int = -1) -> None:
+        """Down to that, or to what the cache may hold, as far as the rest is in the files."""
+        bytes_max = self._cache_bytes_max if bytes_max < 0 else bytes_max
+        while self._cached_bytes > bytes_max and len(self._cache) > 1:
             oldest = next(iter(self._cache))
             # Nothing is written to a compacted one: its blocks are in its file, whatever their positions.
             if oldest[1] >= self._written and not oldest[0].generation:

@@ -107,7 +107,8 @@ class Server:
         self._listening: list[tuple[Listener, Accepting]] = []
         self._turn_wanted = False
         self._turns = 0  # since memory was last given back
-        self._crowd_most = 0  # connections at a time, since then
+        self._crowd_most = 0  # connections at a time, since a crowd has left
+        self._crowd_seen = 0  # a second ago
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self.ticks = 0  # so often has `TICK_SECONDS` gone by, or more
         self._delayed_us = 0  # when a delay is looked after before the next tick; 0: nobody will
@@ -529,11 +530,18 @@ class Server:
         position = self._log.position if self._log is not None else 0
         crowd = len(self.connections) + self.entering
         has_left = self._crowd_most >= BURST_CONNECTIONS and crowd <= self._crowd_most // 2
+        has_left = has_left and crowd >= self._crowd_seen  # and nobody follows
+        self._crowd_seen = crowd
         burst = position - self._position_tidied >= BURST_BYTES or self._turns >= BURST_TURNS
+        if has_left:
+            # Blocks that came while they did lie between what they had: a few hundred keep all of it.
+            if self._log is not None:
+                self._log.empty_cache()
+            self._garbage.sweep()
+            self._crowd_most = crowd
         if has_left or (burst and position == self._position_seen and not self.rounds.waiting):
             self._position_tidied = position
             self._turns = 0
-            self._crowd_most = crowd
             give_memory_back()
         self._position_seen = position
 

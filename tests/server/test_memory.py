@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
 
 from penstock.server import memory
+from penstock.server import server as server_module
 from penstock.server.memory import SMALL_BYTES, Account
 from tests.server.harness import SEND, phpmq, rq, sspq
 from tests.server.inside import LOOPS, Inside, Peer, run, until
@@ -208,3 +210,32 @@ def test_bodies_over_http_are_in_the_account() -> None:
     assert account.is_tight  # Somebody has to look once more, or nobody would be told.
     account.look()
     assert (account.held_bytes, account.is_full, account.is_tight) == (0, False, False)
+
+
+def test_when_a_crowd_has_left_nothing_is_kept_that_can_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came beside it lies between what it had, and would keep all of that."""
+    monkeypatch.setattr(server_module, "BURST_CONNECTIONS", 5)
+    count = 50
+
+    async def test() -> None:
+        async with Inside.open(tmp_path) as server:
+            cache = server.log._state.segments._cache
+            crowd = [await server.connect("phpmq") for _ in range(10)]
+            sender = await server.connect("phpmq")
+            for number in range(count):  # each a block of its own
+                await sender.say(phpmq(1, (1, b"q"), (2, b"%02d" % number)))
+                while server.log.ready("q") == number:
+                    await asyncio.sleep(0)
+            await until(lambda: len(cache) == count, "all of them to be in the cache")
+            for peer in crowd:
+                peer.close()
+            await until(lambda: len(cache) <= 1, "the cache to be emptied")
+            consumer = await server.connect("phpmq")
+            await consumer.say(phpmq(2, (1, b"q"), (4, b"%d" % count)))
+            dispatch = await consumer.hear(count * len(phpmq(3, (1, b"q"), (2, b"00"), (3, b"?" * 32))))
+            contents = re.findall(rb"P02\d{29}(\d\d)", dispatch)
+            assert contents == [b"%02d" % number for number in range(count)]
+
+    run("uvloop", test())
