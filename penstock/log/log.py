@@ -110,6 +110,9 @@ ALONE_BYTES = 128 * 1024
 """Batches of messages that are large on average are not joined to blocks of more than this: to copy 64 KiB
 once more costs 5 to 20 µs, and a block of its own, for several of them, as much."""
 DELETED_MAX = 100_000
+EXPIRED_MAX = 20_000  # messages whose TTL ends in one go: some milliseconds
+EXPIRED_AT_ONCE = 1000  # offsets, between two looks whether it is enough
+EXPIRED_LOOK, EXPIRED_RUN = 50, 20  # what takes as long: looking at these; a run of messages that ends
 LOOKS_MAX = 500  # at delayed messages in one go: some milliseconds
 LOOKS_A_BLOCK = 50  # that one into a block counts for
 Found = TypeVar("Found")
@@ -916,19 +919,26 @@ class Log:
         return fates
 
     def expire(self, now_us: int) -> list[tuple[str, Fate]]:
-        """What its TTL has ended since the last call."""
+        """What its TTL has ended since the last call, or a part of that: the next calls go on from there."""
         self._check()
         fates: list[tuple[str, Fate]] = []
+        left = EXPIRED_MAX
         for number, first, end in self._state.timers.due(now_us):
             if number not in self._state.by_number:  # It was deleted.
                 continue
             queue = self._state.by_number[number]
             if queue.parts:
                 self._sealer.messages(queue)
-            with self._reading():
-                ended = queue.expire(first, end, now_us)
-            if ended:
-                queue.tell(ended)
+            while first < end and left > 0:
+                stop = min(first + EXPIRED_AT_ONCE, end)
+                with self._reading():
+                    ended = queue.expire(first, stop, now_us)
+                left -= EXPIRED_LOOK + sum([EXPIRED_RUN + fate.end - fate.first for fate in ended])
+                first = stop
+                if ended:
+                    queue.tell(ended)
+            if first < end:
+                self._state.timers.add(now_us // SECOND_US * SECOND_US, number, first, end)
             if queue.fates:
                 self._dirty[number] = self._ended[number] = self._changed[number] = queue
         for queue in self._ended.values():

@@ -1,5 +1,7 @@
 """The contract, part 4: time. TTLs, exact to the microsecond where it matters, and on-expiry."""
 
+from itertools import pairwise
+
 import pytest
 
 from penstock.log.errors import LogRefused
@@ -54,6 +56,26 @@ class Expiry:
         assert sorted(expired(rig)) == [("mails", 0, *DEAD), ("orders", 0, *DEAD)]
         rig.has("orders", dead=1)
         assert expired(rig) == []
+
+    @pytest.mark.parametrize("how", ["", "reopen", "crash"])
+    def test_very_many_end_in_several_goes_and_each_once(self, rig: Rig, how: str) -> None:
+        rig.open()
+        count = 50_000
+        for _ in range(count // 10_000):
+            rig.send("orders", [b"x"] * 10_000, ttl=10)
+        rig.later(seconds=10)
+        goes = [[fate for _, fate in rig.engine.expire(rig.now_us)]]
+        assert 0 < sum(fate.end - fate.first for fate in goes[0]) < count
+        if how:
+            rig.restart(how)
+            rig.later(seconds=1)
+        while goes[-1]:
+            goes.append([fate for _, fate in rig.engine.expire(rig.now_us)])
+        ended = sorted((fate.first, fate.end) for fates in goes for fate in fates)
+        assert ended[0][0] == 0
+        assert ended[-1][1] == count
+        assert all(one[1] == other[0] for one, other in pairwise(ended))
+        rig.has("orders", dead=count)
 
     def test_the_others_stay_as_they_are(self, rig: Rig) -> None:
         rig.open()
