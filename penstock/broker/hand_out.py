@@ -20,8 +20,9 @@ from penstock.log.log import Log
 from penstock.model import words
 from penstock.model.policy import QueueNameError
 
-DISPATCH_BYTES = 256 * 1024
-"""About how much one consumer gets in one go, so that others and the socket are not kept waiting."""
+DISPATCH_BYTES = 512 * 1024
+"""About how much one consumer gets in one go, so that others and the socket are not kept waiting. Messages of
+64 KiB cost 33 µs each from a backlog with a turn for each 256 KiB, 25 with 512 KiB, and 22 with 1 MiB."""
 
 MESSAGE_BYTES: Final = 160
 """What a message is taken to cost beside its payload and the name of its queue, when it is handed out. The

@@ -54,8 +54,8 @@ _VIEW_BYTES = 4096
 # From this average size on, payloads are not copied to be written with what stands around them: 64 KiB cost
 # 20 to 40 µs in four copies, and three buffers more in one write next to nothing.
 LARGE_BYTES = 16 * 1024
-# At least this part of the block: all of it stays in memory until it is written, and what is counted for a
-# peer that does not read is what it takes.
+# A smaller part of a block is copied: all of the block would stay in memory until it is written, and what is
+# counted for a peer that does not read is what it takes.
 _PINNED_PART = 2
 
 _HEX_GROUP = 64  # offsets that are written as hex digits together
@@ -248,7 +248,11 @@ class Writer:
         for piece in slices:
             lo, hi = piece.lo, piece.hi
             bounds = list(piece.bounds[lo : hi + 1])
-            payload = _payload(piece.payload, bounds[-1] - bounds[0], hi - lo)
+            payload_bytes = bounds[-1] - bounds[0]
+            payload = _payload(piece.payload, payload_bytes, hi - lo)
+            if large and payload_bytes * _PINNED_PART < len(payload):
+                payload = memoryview(bytes(payload[bounds[0] : bounds[-1]]))
+                bounds = [bound - bounds[0] for bound in bounds]
             middle = before_id + piece.origin
             numbers = _offsets_as_hex(piece.offset_start, piece.offset_end)
             expires = None if piece.expires_us is None else piece.expires_us[lo:hi]
@@ -280,9 +284,8 @@ class Writer:
 
 def _are_large(pieces: list[Slice]) -> bool:
     """Whether all of them are better written from where they are."""
-    for piece in pieces:
-        taken = piece.payload_bytes
-        if taken < LARGE_BYTES * len(piece) or taken * _PINNED_PART < len(piece.payload):
+    for piece in pieces:  # noqa: SIM110 - as below
+        if piece.payload_bytes < LARGE_BYTES * len(piece):
             return False
     return True
 

@@ -103,3 +103,10 @@ def test_a_small_part_of_a_block_does_not_keep_all_of_it(taken: int, views: bool
     pinned = [part for part in parts if isinstance(part, memoryview) and part.obj is block]
     assert len(pinned) == (taken if views else 0)
     assert b"".join(parts).count(bytes(size)) == taken
+    # Whoever takes that part behind a whole block is written the other one from where it is.
+    whole = Slice(b"w" * 4 * size, piece.bounds, 0, 4, 3, b"0" * 18, 0)
+    both = Writer(Dialect()).dispatch_parts("q", [whole, piece], 0, phpmq_write.NEVER, False)
+    assert sum(isinstance(part, memoryview) and part.obj is whole.payload for part in both) == 4
+    assert sum(isinstance(part, memoryview) and part.obj is block for part in both) == len(pinned)
+    alone = Writer(Dialect()).dispatch_parts("q", [whole], 0, phpmq_write.NEVER, False)
+    assert b"".join(both) == b"".join(alone + parts)
