@@ -7,7 +7,7 @@ claims and is not granted, it has all the same: that takes room in its window un
 
 from penstock.broker.doors import Doors
 from penstock.broker.hand_out import HandOut
-from penstock.broker.ports import Attached
+from penstock.broker.ports import Attached, own
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.model import words
@@ -72,6 +72,7 @@ class Claims:
         granted = self._log.resume(
             queue, port.name, ranges, now_us, origin=origin, dead=dead, attempts_max=attempts_max
         )
+        attached.ghosts = own(attached.ghosts)
         ghosts = attached.ghosts.setdefault(key, RangeMap())
         claimed = -ghosts.total
         for first, end in ranges:
@@ -81,6 +82,7 @@ class Claims:
         for first, end in granted:
             ghosts.cut(first, end)
         if claimed:
+            attached.holds = own(attached.holds)
             attached.holds[key] = attached.holds.get(key, 0) + claimed
             if key in attached.doors:
                 attached.doors[key].consumers.took(port, claimed)

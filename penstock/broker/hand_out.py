@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.broker.consumers import Joined
 from penstock.broker.doors import Door, Doors
-from penstock.broker.ports import OTHERS, Attached, Ports, tally
+from penstock.broker.ports import OTHERS, Attached, Ports, own, tally
 from penstock.broker.requests import Requests
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
@@ -68,6 +68,7 @@ class HandOut:
             once=command.once,
             held=attached.holds.get((command.queue, command.dead), 0),
         )
+        attached.doors = own(attached.doors)
         attached.doors[command.queue, command.dead] = door
         if attached.blocked:
             door.consumers.block(port, True)
@@ -227,6 +228,7 @@ class HandOut:
             room = min(port.bytes_room(), DISPATCH_BYTES)
             if count <= 0 or room <= 0:
                 attached = self._ports.attached[port]
+                attached.starved = own(attached.starved)
                 attached.starved[door] = self._starved[attached] = None
                 consumers.block(port, True)
                 self._stirred[door] = None
@@ -239,8 +241,9 @@ class HandOut:
                 continue
             consumers.took(port, taken)
             attached = self._ports.attached[port]
+            attached.holds = own(attached.holds)
             attached.holds[key] = attached.holds.get(key, 0) + taken
-            tally(attached.delivered, key, (OTHERS, dead), taken)
+            attached.delivered = tally(attached.delivered, key, (OTHERS, dead), taken)
             if not dead:
                 self._requests.note(queue, port, slices)
             port.deliver(queue, slices, now_us, dead)

@@ -23,7 +23,7 @@ from itertools import compress
 
 from penstock.broker.asked import Asked, addresses, parse_address
 from penstock.broker.port import Port
-from penstock.broker.ports import Attached, Ports
+from penstock.broker.ports import Attached, Ports, own
 from penstock.log.errors import LogError
 from penstock.log.log import Log
 from penstock.log.results import Fate, Receipt, Stored
@@ -138,12 +138,14 @@ class Requests:
 
     def prepare(self, attached: Attached, command: words.Publish, tickets: "array[int]") -> Asked:
         """Requests that are about to be stored: their messages carry the way back."""
-        asked = Asked(attached.port, next(attached.asked_numbers), command.queue, tickets)
+        asked = Asked(attached.port, attached.asked_count, command.queue, tickets)
+        attached.asked_count += 1
         command.batch.reply = addresses(self._opening, attached.number, asked.number, len(tickets))
         return asked
 
     def begin(self, attached: Attached, asked: Asked, timeout_seconds: int, now_us: int) -> None:
         """The log has taken them. It may have told already where they are."""
+        attached.asked = own(attached.asked)
         attached.asked[asked.number] = asked
         if asked.first < 0:
             self._of(asked.queue).early[asked] = None

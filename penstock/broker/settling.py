@@ -51,7 +51,8 @@ class Settling:
             attached.port.log(f"refused: {error}", sum(end - first for first, end in command.ranges))
             return ()
         settled = self._freed(attached, command.queue, command.dead, fates, command.ranges)
-        tally(attached.settled, (command.queue, command.dead), (OTHERS, command.dead), settled)
+        key, others = (command.queue, command.dead), (OTHERS, command.dead)
+        attached.settled = tally(attached.settled, key, others, settled)
         named = 0
         for first, end in command.ranges:
             named += end - first
@@ -75,7 +76,7 @@ class Settling:
             command.queue, attached.port.name, Outcome.ACK, ranges, now_us, origin=command.origin
         )
         settled = self._freed(attached, command.queue, False, fates, ranges)
-        tally(attached.settled, (command.queue, False), (OTHERS, False), settled)
+        attached.settled = tally(attached.settled, (command.queue, False), (OTHERS, False), settled)
         self._requests.answer(command, fates)
 
     def take_back(

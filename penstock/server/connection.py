@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from penstock.broker.hand_out import MESSAGE_BYTES
 from penstock.broker.home import Home
-from penstock.broker.ports import OTHERS, tally
+from penstock.broker.ports import NOTHING, OTHERS, tally
 from penstock.common.address import TcpAddress
 from penstock.common.journal import log
 from penstock.log.errors import LogFailed
@@ -148,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refused = 0  # messages that were sent without tickets, since that was last told
         self._closing = False
         self._attached = False
-        self.sent: dict[str, int] = {}  # messages, by queue
+        self.sent: dict[str, int] = NOTHING  # messages, by queue
         self._bytes_in = 0
         self._bytes_out = 0
         self._said: type[Command] | None = None  # its last word
@@ -300,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
         for command in commands:
             if isinstance(command, Publish):
                 publishes = True
-                tally(self.sent, command.queue, OTHERS, len(command.batch))
+                self.sent = tally(self.sent, command.queue, OTHERS, len(command.batch))
         if publishes:  # Those who only take and settle are always read: they make room.
             self._server.check_in_flight(self)
         if rest or self._holds or self._charged or self._session.held_bytes >= SMALL_BYTES:

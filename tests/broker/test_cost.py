@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.ports import NOTHING
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.words import Cancel, Consume, Publish
-from tests.broker.test_broker import FakePort, House, send
+from tests.broker.test_broker import FakePort, House, send, settle
 
 REQUEST_BYTES = 16  # its ticket, and whether it is open
 CONSUMER_BYTES = 6000  # one who consumes a queue of its own: the port, what is known of it, and of the name
+IDLE_BYTES = 600  # of the broker, for a port that has said nothing
 COUNT = 200_000
 
 
@@ -40,6 +42,29 @@ def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path, settings=LogSettings(cache_bytes=0))
     yield house
     house.log.close(house.now)
+
+
+def test_a_port_that_has_said_nothing_has_nothing_of_its_own(house: House) -> None:
+    count = 1000
+    ports = [FakePort(house, f"p{number}") for number in range(count)]
+    with growth() as measure:
+        for port in ports:
+            house.broker.attach(port)
+    assert measure.grown < IDLE_BYTES * count
+    asker, worker = ports[:2]
+    worker.say(Consume("q", 0), Consume("full", 0))
+    worker.room = 0
+    asker.say(send("q", b"a", b"b", tickets=[1, 2], wants_reply=True))
+    house.turn()
+    worker.room = 1 << 20
+    house.tick()
+    worker.say(*(settle(worker, "q", offset) for offset in range(2)))
+    house.turn()
+    assert house.broker.ports.attached[worker].settled == {("q", False): 2}
+    # What these two have is not the others'.
+    assert not NOTHING
+    with pytest.raises(TypeError, match="everybody's"):
+        NOTHING["q", False] = 1
 
 
 def test_requests_without_a_payload_cost_their_tickets(house: House) -> None:
