@@ -48,6 +48,7 @@ MESSAGE: Final = MessageType.MESSAGE  # what comes with every chunk is looked up
 DISPATCH: Final = MessageType.DISPATCH
 
 _GROUP = 32  # equal messages that are taken apart together
+_GROUP_LEAST = 3  # of the last ones of a chunk
 _WALK = 256  # messages that are walked over before equal ones are looked for again
 _NUMBERS_MAX = 4096  # that are remembered
 _DIGITS_BELIEVED = 12  # as many as a TTL may have; a size that has more is over every limit
@@ -153,9 +154,9 @@ def _number(text: bytes, behind: bytes) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def _group_of(head: int, size: int, tail: int) -> Callable[[bytes, int], tuple[bytes, ...]]:
-    """Takes the contents out of `_GROUP` messages that are equal but for them."""
-    return struct.Struct(f"{head}x{size}s{tail}x" * _GROUP).unpack_from
+def _group_of(head: int, size: int, tail: int, count: int) -> Callable[[bytes, int], tuple[bytes, ...]]:
+    """Takes the contents out of so many messages that are equal but for them."""
+    return struct.Struct(f"{head}x{size}s{tail}x" * count).unpack_from
 
 
 def _bounds_of(sizes: list[int]) -> "array[int]":
@@ -174,16 +175,19 @@ def _take_groups(
     tail: bytes,
     contents: "list[bytes] | list[bytes | memoryview]",
 ) -> int:
-    """Takes messages `head + content + tail` with contents of one size, as far as whole groups go."""
+    """Takes messages `head + content + tail` with contents of one size, as far as whole groups go; or all
+    that are left, where they are fewer."""
     stride = len(head) + size + len(tail)
-    group_bytes = _GROUP * stride
+    count = min((len(data) - at) // stride, _GROUP)
     # The last head of a group is compared first: it settles nearly every "no" cheaply.
-    while at + group_bytes <= len(data) and data.startswith(head, at + group_bytes - stride):
-        group = _group_of(len(head), size, len(tail))(data, at)
-        if data[at : at + group_bytes] != head + (tail + head).join(group) + tail:
+    while count >= _GROUP_LEAST and data.startswith(head, at + (count - 1) * stride):
+        group = _group_of(len(head), size, len(tail), count)(data, at)
+        end = at + count * stride
+        if data[at:end] != head + (tail + head).join(group) + tail:
             break
         contents.extend(group)
-        at += group_bytes
+        at = end
+        count = min((len(data) - at) // stride, _GROUP)
     return at
 
 
