@@ -50,3 +50,14 @@ def test_times_are_told_once_and_forgotten_where_nobody_wants_them() -> None:
     assert times.take(7) == ({}, {})
     times.want(False)
     assert times.take(8) == ({}, {})
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 3), TIMES, st.integers(1, 1 << 40)), max_size=30))
+def test_times_are_the_counts_of_all_that_was_noted(noted: list[tuple[bool, int, int, int]]) -> None:
+    times = Times()
+    expected: dict[tuple[bool, int], dict[int, int]] = {}
+    for is_work, queue, us, count in noted:
+        (times.work if is_work else times.wait)(queue, us, count)
+        add_up(expected.setdefault((is_work, queue), {}), {bucket_of(us): count})
+    for queue in (1, 2, 3):
+        assert times.take(queue) == (expected.get((False, queue), {}), expected.get((True, queue), {}))
