@@ -37,7 +37,16 @@ def parse_segment_name(name: str) -> tuple[int, int] | None:
 class Span:
     """What one segment holds of one queue. Ends are exclusive; bytes are payload."""
 
-    __slots__ = ("bytes", "count", "end_event", "end_offset", "first_event", "first_offset", "position")
+    __slots__ = (
+        "bytes",
+        "count",
+        "end_event",
+        "end_offset",
+        "first_event",
+        "first_offset",
+        "position",
+        "settled_at",
+    )
 
     def __init__(
         self,
@@ -55,7 +64,8 @@ class Span:
         self.first_event = first_event
         self.end_event = end_event
         self.bytes = payload_bytes
-        self.position = position  # of its only block, where no index has it
+        self.position = position  # of its only block of messages, or its only block, where no index has it
+        self.settled_at = -1  # where the settlements behind that are, if they are one block
 
     def facts(self) -> tuple[int, int, int, int, int, int]:
         """What it is made from."""
@@ -123,8 +133,9 @@ class Index:
 
     A floor is an offset: of a message block its first one, of a settlement block the end of the
     messages before it. So the last floor at or below an offset belongs to the message block that
-    holds that offset. Of a segment that is written to, the only block of a queue is not here: its span says
-    where it is, and there may be a hundred thousand of them.
+    holds that offset. Of a segment that is written to, the only block of a queue is not here, nor is its only
+    block of messages with one of settlements behind it: its span says where they are. There may be a hundred
+    thousand of such queues, and their entries would take 0.5 KB each.
     """
 
     __slots__ = ("_queues", "holes", "rows")
@@ -144,6 +155,12 @@ class Index:
         first, end = header.first_offset, header.offset_end
         entries.note(header.kind, first, end, header.first_event, header.position, header.extra)
 
+    def is_told_by(self, span: Span, header: Header) -> bool:
+        """Whether a span can say where this block is: the settlements behind its only messages."""
+        if span.position < 0 or span.settled_at >= 0 or not span.count or header.kind == KIND_MESSAGES:
+            return False
+        return header.queue not in self._queues and header.first_event == span.first_event + span.count
+
     def of(self, queue: int, span: Span | None = None) -> Entries:
         """The blocks of a queue; none where all of them are damaged."""
         found = self._queues.get(queue)
@@ -151,6 +168,8 @@ class Index:
             found = Entries()
             kind = KIND_MESSAGES if span.count else KIND_SETTLEMENTS
             found.note(kind, span.first_offset, span.end_offset, span.first_event, span.position, span.bytes)
+            if span.settled_at >= 0:
+                found.note(KIND_SETTLEMENTS, 0, 0, span.first_event + span.count, span.settled_at, 0)
         return found if found is not None else NO_ENTRIES
 
 
@@ -229,9 +248,13 @@ class Segment:
                 span = Span(0, 0, 0, header.first_event, event_end, 0, position)
             self.spans[header.queue] = span
         else:
-            if self.index is not None:
-                self.index.note(header, span)
-            span.position = -1
+            index = self.index
+            if index is not None and index.is_told_by(span, header):
+                span.settled_at = header.position
+            else:
+                if index is not None:
+                    index.note(header, span)
+                span.position = -1
             span.end_event = event_end
             if is_messages:
                 if not span.count:
