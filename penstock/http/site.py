@@ -138,6 +138,7 @@ class Site:
         await self.stages.start()
         self.scrubber.start()
         self.archiving.start()
+        asyncio.get_running_loop().call_later(1, give_memory_back)  # What only the start took.
 
     async def close(self) -> None:
         await self.auditing.close()

@@ -106,7 +106,7 @@ class Server:
         self.parting = 0  # refused, and still being told so
         self._listening: list[tuple[Listener, Accepting]] = []
         self._turn_wanted = False
-        self._turns = 0  # since memory was last given back
+        self._turns = BURST_TURNS  # since memory was last given back; a start is a burst, too
         self._crowd_most = 0  # connections at a time, since a crowd has left
         self._crowd_seen = 0  # a second ago
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
