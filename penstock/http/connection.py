@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._read(bytes(some))
         if self._unread:
             self.flow.pause_reading()
-        elif not self.pipeline and (self.cycle is None or self.cycle.response_complete):
+        elif not self.pipeline and getattr(self.cycle, "response_complete", True):  # There may be none yet.
             self.flow.resume_reading()  # No answer does, for none is missing.
 
     def _read(self, data: bytes) -> None:
