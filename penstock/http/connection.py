@@ -154,9 +154,10 @@ class BoundedProtocol(HttpToolsProtocol):
         while self._unread and len(self.pipeline) < PIPELINED_MAX and not self.transport.is_closing():
             some, self._unread = self._unread[:READ_BYTES], self._unread[READ_BYTES:]
             self._read(bytes(some))
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn's type of it leaves out the beginning
         if self._unread:
             self.flow.pause_reading()
-        elif not self.pipeline and getattr(self.cycle, "response_complete", True):  # There may be none yet.
+        elif not self.pipeline and (cycle is None or cycle.response_complete):
             self.flow.resume_reading()  # No answer does, for none is missing.
 
     def _read(self, data: bytes) -> None:
