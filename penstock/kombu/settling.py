@@ -83,8 +83,10 @@ class Outbox:
         return None
 
     def tell_all(self, ask: Callable[[Call], Any]) -> Iterator[str]:
-        """Say all there is, one after the other; the ids of those that were not held any more. What one queue
-        is refused is raised when the others were told."""
+        """Say all there is, one after the other; the ids of those that were not held any more.
+
+        What the broker refuses of one queue is raised when the others were told.
+        """
         refusal: ChannelError | None = None
         while (call := self.next_call()) is not None:
             try:
