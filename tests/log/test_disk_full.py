@@ -28,6 +28,7 @@ from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.build import interpreted_only
 from tests.log.folders import no_receipt
 from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk, SimFile
@@ -546,6 +547,7 @@ def test_no_block_is_missing_among_others_for_lack_of_memory() -> None:
     assert "MemoryError" in str(rig.engine.failed)
 
 
+@interpreted_only  # Compiled callers do not look the function up.
 def test_no_batch_is_missing_among_others_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has its offsets when it is accepted: what comes behind it would be stored under these."""
     disk = SimDisk()
@@ -561,6 +563,7 @@ def test_no_batch_is_missing_among_others_for_lack_of_memory(monkeypatch: pytest
     assert_final(rig, disk, "join")
 
 
+@interpreted_only  # Compiled callers do not look the function up.
 def test_no_part_of_a_transaction_is_missing_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     rig = Rig(simulated(disk))
