@@ -276,3 +276,21 @@ def test_what_nobody_wants_is_let_go_of_and_nothing_else() -> None:
     now = 1 << 30
     assert due(swept) == due(other)
     assert (len(swept), list(swept)) == (0, [])
+
+
+def test_where_all_is_wanted_it_is_not_asked_before_there_is_twice_as_much() -> None:
+    timers, asked = Timers[int](at(0)), 0
+
+    def is_wanted(_key: int, _first: int, _end: int) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    for number in range(2 * SWEEP_FROM):
+        if number in (SWEEP_FROM - 1, SWEEP_FROM, 2 * SWEEP_FROM - 1):
+            timers.sweep(is_wanted, 3 * SWEEP_FROM)
+            assert asked == (0 if number < SWEEP_FROM else SWEEP_FROM)
+        timers.add(at(number % 5000), 1, 2 * number, 2 * number + 1)
+    timers.sweep(is_wanted, SWEEP_FROM)
+    assert asked == 2 * SWEEP_FROM
+    assert len(timers) == 2 * SWEEP_FROM
