@@ -338,11 +338,11 @@ def test_requests_that_end_together_are_taken_out_together(
     house.turn()
     house.tick(11)
     house.turn()
-    assert calls == ["q", "r"]
+    assert sorted(calls) == ["q", "r"]
     for asker in askers:
         house.broker.detach(asker, house.now)
     house.turn()
-    assert calls == ["q", "r"] * 2
+    assert sorted(calls) == ["q", "q", "r", "r"]
     assert [house.log.describe(queue).ready for queue in "qr"] == [0, 0]
 
 
