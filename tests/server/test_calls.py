@@ -699,6 +699,36 @@ def test_other_work_goes_on_between_two_steps(caller: Caller, monkeypatch: pytes
     assert {4, 3, 2, 1, 0} <= set(seen)
 
 
+def test_many_who_purge_at_once_take_one_step_in_a_turn(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
+    queues = [f"q{number}" for number in range(8)]
+    for queue in queues:
+        caller.kill(queue, 5)
+    said = [Said() for _ in queues]
+
+    def dead() -> list[int]:
+        return [caller.log.describe(queue).dead for queue in queues]
+
+    async def run() -> None:
+        for queue, answer in zip(queues, said, strict=True):
+            CALLS["purge"](caller.context, {"queue": queue, "dead": True}, memoryview(b""), answer)
+        before = dead()
+        while sum(before):
+            await asyncio.sleep(0)
+            after = dead()
+            assert sum(before) - sum(after) <= 1
+            assert max(after) - min(after) <= 1, "they do not take turns"
+            before = after
+        for _ in range(ROUNDS_MAX):
+            caller.turn()
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [answer.answers[0][0]["count"] for answer in said] == [5] * len(queues)
+
+
 def test_a_failure_between_two_steps_is_told(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
     caller.kill("q", 5)

@@ -13,7 +13,7 @@ whoever called it, with the kind that `refusal_of` says.
 
 Rules that always hold:
   * No handler keeps the loop for long. What lists much answers in parts, and is called again; what moves
-    many messages does so in steps, between which the loop goes on.
+    many messages does so in steps, between which the loop goes on; one in a turn, whoever asked for it.
   * A kind of refusal says whose turn it is: `failed` is final, `bug` is a fault of ours.
 """
 

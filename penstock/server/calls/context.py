@@ -1,6 +1,8 @@
 """What calls work on, and how they are answered: now, with a refusal, or when what was done is safe."""
 
+import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -74,7 +76,20 @@ class Context:
         self.log = server.log
         self.operator = Operator(server.broker, server.log)
         self.staged: dict[int, list[tuple[str, Batch]]] = {}  # of stages that come in several calls
+        self._steps: deque[Callable[[], None]] = deque()  # of long work
         self.log.times.want(True)
+
+    def step(self, take_one: Callable[[], None]) -> None:
+        """Take a step of long work in a later turn of the loop: one in a turn, however many are at work."""
+        self._steps.append(take_one)
+        if len(self._steps) == 1:
+            asyncio.get_running_loop().call_soon(self._next_step)
+
+    def _next_step(self) -> None:
+        self._steps[0]()  # It may ask for the next one, behind the others.
+        self._steps.popleft()
+        if self._steps:
+            asyncio.get_running_loop().call_soon(self._next_step)
 
     def refuse(self, answer: Answer, error: Exception, call: str = "") -> None:
         """Say no for an error, which may have come when nobody was there any more to raise it to."""

@@ -1,6 +1,5 @@
 """Queues: what they are like and what is in them, and the knobs that people turn."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -176,7 +175,6 @@ def _reason(label: str | None) -> Reason | None:
 
 def _take_steps(context: Context, steps: Iterator[int], answer: Answer) -> None:
     """One step now, the others in later turns of the loop; the answer comes with the last one."""
-    loop = asyncio.get_running_loop()
     until = time.monotonic() + STEPS_SECONDS_MAX
     total = 0
 
@@ -189,7 +187,7 @@ def _take_steps(context: Context, steps: Iterator[int], answer: Answer) -> None:
             if count is None or (total and time.monotonic() > until):
                 when_safe(context, answer, {"count": total, "more": count is not None})
             else:
-                loop.call_soon(take_one)
+                context.step(take_one)
         except Exception as error:  # noqa: BLE001 - nobody else is there to see it
             context.refuse(answer, error)
 

@@ -1,7 +1,5 @@
 """Transactions: in one call, or in stages that come one by one, are committed or aborted."""
 
-import asyncio
-
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Fields
 from penstock.log.errors import (
@@ -71,7 +69,6 @@ def _stage_fields(stage: StageInfo) -> Fields:
 
 def commit(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     """One step now, the others in later turns of the loop."""
-    loop = asyncio.get_running_loop()
     begun = Begun(fields.get("steps", 0), fields.get("fingerprint", ""))
     now_us, receipt = context.server.arrival_us(), _committed(context, answer)
     steps = context.operator.commit(fields["key"], fields["stages"], now_us, receipt, begun)
@@ -79,7 +76,7 @@ def commit(context: Context, fields: Fields, body: memoryview, answer: Answer) -
     def take_one() -> None:
         try:
             if next(steps, answer) is not answer:
-                loop.call_soon(take_one)
+                context.step(take_one)
         except Exception as error:  # noqa: BLE001 - nobody else is there to see it
             context.refuse(answer, error)
 
