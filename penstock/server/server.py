@@ -9,6 +9,9 @@ A second signal stops at once: what was confirmed is safe, and everything unsett
 where a stop is not over `STOP_SECONDS` after its drain, whatever clients, the disk or a cluster do.
 SIGHUP reads the policies, the tokens and the TLS files again. When the log fails, the server says why and
 ends with 1: it could promise nothing any more.
+
+The file is long because there is one loop: whatever happens in a turn, at a tick or at the end has its place
+here.
 """
 
 import asyncio

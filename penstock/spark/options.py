@@ -10,6 +10,8 @@ Rules that always hold:
   * Everything is judged here, before anybody is asked anything over the network.
 
 How it fails: `WrongOption`, one sentence that names the option and says what would be right.
+
+The file is long because its tables are: every option of the source and the sink stands beside the others.
 """
 
 import difflib
