@@ -51,6 +51,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 """
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ from penstock.log.results import (
     TransactionReceipt,
 )
 from penstock.log.retention import Trimmer
-from penstock.log.rooms import living_runs
+from penstock.log.rooms import living_runs, noted
 from penstock.log.scan import Hole
 from penstock.log.sealer import Sealer
 from penstock.log.segment import Span
@@ -169,6 +170,10 @@ class Log:
         self._unconfirmed: list[Callable[[LogFailed | None], None]] = []
         # What people see of the cluster that keeps this log; None: this machine alone does. JSON: `Any`.
         self.cluster: Callable[[], dict[str, Any]] | None = None
+
+    def keep_to(self, owns: Callable[[str], bool]) -> None:
+        """It is one of several: queues for which this is False are in another one."""
+        self._state.owns = owns
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -679,6 +684,9 @@ class Log:
                 views.weigh_early(self._state.segments, queue)
             if queue.parts:
                 self._sealer.messages(queue)
+        # Behind all messages: who has sent a result and then settled its input must not have settled alone,
+        # wherever a power cut ends the log.
+        for queue in self._dirty.values():
             if len(queue.ledger) and not self._sealer.ledger(queue, now_us):
                 kept[queue.number] = queue
             elif queue.let_go and queue.repair_queue is not None:
@@ -1039,6 +1047,20 @@ class Log:
         found = self._state.queues.get(queue)
         runs = found.pending.held_by(consumer, runs_max) if found is not None else []
         return [(first, end, hold.dead, hold.dispatched_us) for first, end, hold in runs]
+
+    def holds_of(self, queue: str, consumer: str) -> list[tuple[int, int, bool, bytes, int]]:
+        """All that a consumer holds of a queue, as another log's broker must be told of it: first, end,
+        whether they are dead letters, what their ids begin with, and how many of their deliveries have
+        ended."""
+        found = self._state.queues.get(queue)
+        if found is None:
+            return []
+        pending = found.pending
+        return [
+            (a, b, hold.dead, hold.origin, note.attempts)
+            for first, end, hold in pending.held_by(consumer, sys.maxsize)
+            for a, b, note in noted(pending, first, end)
+        ]
 
     def describe(self, queue: str) -> QueueInfo:
         with self._reading():

@@ -1,6 +1,7 @@
 """The broker against a real log, with ports that only write down what they are told."""
 
 import errno
+import random
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from penstock.model.words import (
     Where,
 )
 from tests.log.inline import InlineWorker
-from tests.log.simdisk import SimDisk
+from tests.log.simdisk import PowerCut, SimDisk
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -199,6 +200,26 @@ def test_what_it_does_not_hold_settles_nothing(house: House) -> None:
     assert other.heard("log")
     assert worker.heard("log")
     assert house.log.describe("q").held == 1
+
+
+def test_no_settlement_outlives_a_power_cut_without_the_result_that_was_sent_before_it() -> None:
+    settings = LogSettings(segment_bytes=1 << 14, syncs_apart_us=0)
+    for seed in range(120, 170):
+        disk = SimDisk()
+        house = House(disk, settings=settings)
+        sender, worker = house.port("s"), house.port("w")
+        worker.say(Consume("in", 1))
+        sender.say(send("in", b"input"))
+        house.turn()
+        sender.say(send("in", b"other"))  # Its queue is the first that has something for the disk.
+        worker.say(send("out", bytes(700)), settle(worker, "in", 0))
+        disk.cut_after(1)  # what is written is on its way
+        with pytest.raises(PowerCut):
+            house.turn()
+        after = House(disk.crash(random.Random(seed)), settings=settings)
+        if after.log.describe("in").offset_end == 2 and after.log.describe("in").ready < 2:
+            assert after.log.has_queue("out"), f"seed {seed}"
+            assert after.log.describe("out").ready == 1, f"seed {seed}"
 
 
 def test_a_new_ttl_that_cannot_be_is_refused_and_what_follows_is_heard(house: House) -> None:
