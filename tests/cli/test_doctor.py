@@ -19,6 +19,7 @@ from penstock.cli.main import main
 from penstock.client.url import PORTS
 from penstock.cluster import checks
 from penstock.cluster.info import cluster_info
+from penstock.cluster.records import Claim
 from penstock.log.jetstream.cluster import Cluster
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
@@ -293,9 +294,9 @@ def test_a_port_that_a_broker_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("/usr/bin/penstock serve", True),
         ("/opt/v/bin/python3 /opt/v/bin/penstock serve", True),
-        ("/home/me/penstock/.venv/bin/python -m penstock serve", True),
+        ("/srv/penstock/.venv/bin/python -m penstock serve", True),
         ("python3 -m penstock.http 5 6", True),
-        ("/home/me/penstock/.venv/bin/python -m pytest", False),
+        ("/srv/penstock/.venv/bin/python -m pytest", False),
         ("vim penstock.toml", False),
         ("python3 -m", False),
         ("?", False),
@@ -330,9 +331,9 @@ ENGINE = {
 CLUSTER = cluster_info(
     name="eu",
     own="f1",
-    leader="f1",
     members={"f2": {}},
-    stream=None,
+    claims=[Claim("f1")],
+    streams={},
     findings=[checks.Finding("sync", checks.Level.WARN, "who knows", "ask")],
 )
 

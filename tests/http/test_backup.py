@@ -213,7 +213,7 @@ def test_where_a_disk_says_no(
         assert "No space left on device; call it again when that is mended, and it goes on\n" in said
         run(*words)
     (tmp_path / "file").touch()
-    assert "file" in run("backup", str(tmp_path / "file"), "--url", url(broker), code=1)
+    assert "file" in run("backup", str(tmp_path / "file"), "--url", url(broker), code=2)
     said = run("backup", str(broker.folder / "data"), "--url", url(broker), code=1)
     assert "is the data folder of a broker" in said
 

@@ -169,8 +169,10 @@ class Conversation(RuleBasedStateMachine):
     def to_controller(self, count: int) -> None:
         chunk = bytes(self.up[:count])
         del self.up[:count]
-        for command in self.controller.receive(chunk, self.now_us):
-            self.serve(command)
+        while chunk:  # What its share was not enough for is fed to it before anything else.
+            for command in self.controller.receive(chunk, self.now_us):
+                self.serve(command)
+            chunk = self.controller.reader.rest
         self.down += self.controller.take_output()
         self.dispatch()
 

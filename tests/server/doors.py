@@ -31,6 +31,9 @@ class Door:
     def send(self, numbers: Sequence[int], tally: Tally | None = None) -> None:
         raise NotImplementedError
 
+    def stored(self) -> None:
+        """Wait until all that was sent here is stored. Where each message has its receipt, it is."""
+
     def heard(self) -> bytes:
         data = self.wire.some()
         if not data:
@@ -92,6 +95,11 @@ class SspqDoor(Door):
                 self.got.append(number_of(answer.payload))
                 return self.got[-1:]
 
+    def stored(self) -> None:
+        self.wire.say(self._session.sync())
+        while not self._session.receive(self.heard()):
+            pass
+
     def ack(self) -> None:
         self.wire.say(self._session.confirm())
 
@@ -135,6 +143,11 @@ class PhpmqDoor(Door):
                     self.ids[number] = bytes(message_id)
                     self._unsettled.append(bytes(message_id))
         return self.got[start:]
+
+    def stored(self) -> None:
+        self.wire.say(self._session.sync())
+        while not self._session.receive(self.heard()):
+            pass
 
     def _settled(self) -> list[bytes]:
         ids, self._unsettled = self._unsettled, []

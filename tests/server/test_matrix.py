@@ -40,6 +40,7 @@ class Cell:
     def send(self) -> None:
         for start in range(0, MESSAGES, 250):
             self.sender.send(self.numbers[start : start + 250], self.tally)
+        self.sender.stored()  # What others do meanwhile would come before what is not read yet.
 
     def consumer(self, kind: str = "") -> Door:
         return DOORS[kind or self.consumer_kind](self.broker, self.queue)
