@@ -44,7 +44,7 @@ RUNS = {
     "walks": "python -m tests.log.walks {seed} 60",
     "disk-full": PYTEST + "tests/log/test_disk_full.py",
     "model": PYTEST + "--hypothesis-seed={seed} " + MODELS,
-    "lease": PYTEST + "tests/nats/test_lease_time.py",
+    "lease": PYTEST + "tests/cluster/test_lease_time.py",
     "kill": PYTEST + "tests/log/test_kill9.py tests/server/test_chaos.py tests/celery/test_crashes.py "
     "tests/http/test_transactions.py",
     "bits": PYTEST + "tests/log/test_damage.py tests/log/test_stage_cuts.py",

@@ -95,10 +95,11 @@ class Account:
 def front_end(said: Iterator[list[Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
     """As much of one as looks at the nodes, which have said that. Any: most of it is missing."""
     front: Any = Front.__new__(Front)
-    front._room, front._quick, front._names, front._led = Room(), Account(), LogNames(), None
+    front.room, front._quick, front._streams = Room(), Account(), {}
+    front.shards = [SimpleNamespace(number=0, names=LogNames(), led=None, keeps=True)]
     front._loop, front._ask_nodes_at = asyncio.get_running_loop(), float("-inf")
-    front._asked = lambda work: work
-    front._nats = front._server = SimpleNamespace(link=SimpleNamespace(info={}), settings=None)
+    front.asked = lambda work: work
+    front.nats = front.server = SimpleNamespace(link=SimpleNamespace(info={}), settings=None)
 
     async def look(info: object, settings: object) -> Look:
         return Look(next(said))
@@ -113,7 +114,7 @@ def test_a_full_node_whose_monitoring_misses_once_is_full(monkeypatch: pytest.Mo
         front = front_end(iter([[node("a", 1000, 999)], []]), monkeypatch)
         for _ in range(3):  # the last time, it is left alone
             await front._look_at_room()
-            assert front._room.bound == Bound("max_file_store of node a", 1000, 1)
+            assert front.room.bound == Bound("max_file_store of node a", 1000, 1)
 
     asyncio.run(life())
 
@@ -129,7 +130,7 @@ def test_looking_at_nodes_goes_on_after_a_fault(
             keeps.append(1)
             raise OSError(errno.EMFILE, "Too many open files")
 
-        front._replica = SimpleNamespace(keep=keep)
+        front.shards[0].replica = SimpleNamespace(keep=keep)
         looking = asyncio.create_task(front._look_at_nodes())
         while len(keeps) < 3 and not looking.done():
             await asyncio.sleep(0)

@@ -1,6 +1,8 @@
-"""What a cluster's log is called in JetStream: its streams and their subjects.
+"""What a cluster's logs are called in JetStream: their streams and their subjects.
 
-Every file of the log has a subject of its own, so that it can be read, and taken out, by itself.
+Every file of a log has a subject of its own, so that it can be read, and taken out, by itself. A cluster with
+one shard has one log, `PENSTOCK_NAME`; one with more has a log for each, `PENSTOCK_NAME_S00` and so on. The
+state and the key are of the cluster.
 """
 
 import re
@@ -11,6 +13,7 @@ from penstock.errors import PenstockError
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 SECOND_NS: Final = 1_000_000_000
+SHARDS_MAX: Final = 256
 
 
 class LogNameError(PenstockError, ValueError):
@@ -19,19 +22,33 @@ class LogNameError(PenstockError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LogNames:
-    """The names that belong to one log."""
+    """The names that belong to one log: of a cluster with one shard, or of one of its shards."""
 
     log: str = "penstock"
+    shard: int | None = None
 
     def __post_init__(self) -> None:
+        if self.shard is not None and not 0 <= self.shard < SHARDS_MAX:
+            raise LogNameError(f"a cluster has no shard {self.shard}: they are 0 to {SHARDS_MAX - 1}")
         if not _NAME.fullmatch(self.log):
             raise LogNameError(
                 f"{self.log!r} cannot name a cluster's log: up to 32 small letters, digits and hyphens"
             )
 
+    def of_shards(self, shards: int) -> "tuple[LogNames, ...]":
+        """Those of all logs of the cluster."""
+        if shards == 1:
+            return (LogNames(self.log),)
+        return tuple(LogNames(self.log, shard) for shard in range(shards))
+
+    @property
+    def _subjects(self) -> str:
+        """All subjects of this log begin with it."""
+        return f"penstock.{self.log}" if self.shard is None else f"penstock.{self.log}.s{self.shard:02d}"
+
     @property
     def stream(self) -> str:
-        return f"PENSTOCK_{self.log}"
+        return f"PENSTOCK_{self.log}" if self.shard is None else f"PENSTOCK_{self.log}_S{self.shard:02d}"
 
     @property
     def state_stream(self) -> str:
@@ -54,15 +71,15 @@ class LogNames:
     @property
     def files(self) -> str:
         """The subjects of all files."""
-        return f"penstock.{self.log}.file.>"
+        return f"{self._subjects}.file.>"
 
     def file(self, name: str) -> str:
         """The subject of one file. Its dots stay: they only make it a longer subject."""
-        return f"penstock.{self.log}.file.{name}"
+        return f"{self._subjects}.file.{name}"
 
     def name_of(self, subject: str) -> str:
         """The file of a subject."""
-        return subject.removeprefix(f"penstock.{self.log}.file.")
+        return subject.removeprefix(f"{self._subjects}.file.")
 
     def state(self, key: str) -> str:
         return f"penstock.{self.log}.state.{key}"
@@ -109,5 +126,6 @@ class LogNames:
             "deny_purge": True,
         }
 
-    def all_settings(self, replicas: int) -> tuple[dict[str, Any], ...]:
-        return self.stream_settings(replicas), self.state_settings(replicas), self.key_settings(replicas)
+    def all_settings(self, replicas: int, shards: int = 1) -> tuple[dict[str, Any], ...]:
+        logs = (it.stream_settings(replicas) for it in self.of_shards(shards))
+        return *logs, self.state_settings(replicas), self.key_settings(replicas)

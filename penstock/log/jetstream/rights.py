@@ -24,37 +24,43 @@ class Rights:
     subscribe: Mapping[str, str]
 
 
-def rights_of_front_end(names: LogNames) -> Rights:
-    log, state, key = names.stream, names.state_stream, names.key_stream
+def rights_of_front_end(names: LogNames, shards: int = 1) -> Rights:
+    state, key = names.state_stream, names.key_stream
+    logs = names.of_shards(shards)
     publish = {
         USER_INFO: "what this user may do, so that a right left out is told at the start",
         "$JS.API.INFO": "what the account may store, at the start",
     }
-    for stream in (log, state, key):
+    for stream in (*(log.stream for log in logs), state, key):
         publish[f"$JS.API.STREAM.INFO.{stream}"] = "whether it is there, its nodes, what it holds"
         publish[f"$JS.API.STREAM.CREATE.{stream}"] = "the first front-end makes it"
         publish[f"$JS.API.STREAM.MSG.GET.{stream}"] = "a record, as the stream's leader has it"
+    publish.setdefault(f"$JS.API.STREAM.INFO.{names.stream}", "whether this cluster has one log")
     publish |= {
-        f"$JS.API.DIRECT.GET.{log}": "many records at once: the local copy of the log",
+        **{
+            f"$JS.API.DIRECT.GET.{log.stream}": "many records at once: the local copy of the log"
+            for log in logs
+        },
         f"$JS.API.DIRECT.GET.{state}": "who takes part",
-        f"$JS.API.STREAM.PURGE.{log}": "what retention and compaction have done with",
+        **{
+            f"$JS.API.STREAM.PURGE.{log.stream}": "what retention and compaction have done with"
+            for log in logs
+        },
         f"$JS.API.STREAM.PURGE.{state}": "a front-end that has left",
-        names.files: "every write of the log",
+        **{log.files: "every write of the log" for log in logs},
         names.state(">"): "the lease, and that this front-end is there",
         names.key: "the cluster's key, once",
     }
     return Rights(publish, {f"{names.answers}.>": "answers; nobody else may listen there"})
 
 
-def rights_of_reader(names: LogNames) -> Rights:
+def rights_of_reader(names: LogNames, shards: int = 1) -> Rights:
     """Who reads messages straight from NATS, as Spark's executors do."""
-    return Rights(
-        {
-            f"$JS.API.DIRECT.GET.{names.stream}": "many records at once",
-            f"$JS.API.STREAM.MSG.GET.{names.stream}": "a record, as the stream's leader has it",
-        },
-        {"_INBOX.>": "answers"},
-    )
+    publish = {}
+    for log in names.of_shards(shards):
+        publish[f"$JS.API.DIRECT.GET.{log.stream}"] = "many records at once"
+        publish[f"$JS.API.STREAM.MSG.GET.{log.stream}"] = "a record, as the stream's leader has it"
+    return Rights(publish, {"_INBOX.>": "answers"})
 
 
 def user_block(user: str, password: str, rights: Rights, indent: str = "    ") -> str:

@@ -15,7 +15,8 @@ again, if it is still yours to lead. `JetStreamTrouble` where the cluster does n
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from penstock.log.errors import LogFailed, LogInUse
 from penstock.log.jetstream.appender import Appender
@@ -70,8 +71,13 @@ class StreamLog:
 
 
 async def make_streams(nats: LinkThread, names: LogNames, replicas: int) -> None:
-    """The streams of a log, where they are not there yet."""
-    for settings in names.all_settings(replicas):
+    """The streams of a cluster with one log, where they are not there yet."""
+    await make_missing(nats, names.all_settings(replicas))
+
+
+async def make_missing(nats: LinkThread, streams: Iterable[dict[str, Any]]) -> None:
+    """Those that are not there yet. JSON: `Any`."""
+    for settings in streams:
         try:
             await nats.api.stream(settings["name"])
         except JetStreamError as error:
