@@ -46,5 +46,5 @@ async def hand_over(
         await asyncio.wait([connection.lost], timeout=1)
         raise
     finally:
-        site.let_body_go(len(body))
+        site.held.let_body_go(len(body))
     return not was_closing and not connection.lost.done()

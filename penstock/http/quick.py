@@ -69,7 +69,7 @@ class Quick:
             if name in _ASKED:
                 asked.setdefault(name.decode(), value.decode("latin-1"))
         body = bytes(cycle.body)
-        if not self._may_send(asked, scope["client"], queue) or not self._site.hold_body(len(body)):
+        if not self._may_send(asked, scope["client"], queue) or not self._site.held.hold_body(len(body)):
             return False
         sent = self._waiting.get(queue)
         if sent is None:
@@ -109,7 +109,7 @@ class Quick:
         except LinkLost:
             return  # So this process ends.
         finally:
-            self._site.let_body_go(sum(len(body) for _, _, body in sent))
+            self._site.held.let_body_go(sum(len(body) for _, _, body in sent))
         first, origin = done["first"], done["origin"].encode()
         for offset, (connection, cycle, _) in enumerate(sent, first):
             connection.answer(

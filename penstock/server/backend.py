@@ -6,13 +6,24 @@ is its backend's business: a log in a folder of its own, or one that it shares w
 now on (`Server.move_to`).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.broker.broker import Broker
 from penstock.log.errors import LogFailed
-from penstock.log.log import open_log
+from penstock.log.log import Log, open_log
 
 if TYPE_CHECKING:
+    from penstock.server.calls.context import Answer
     from penstock.server.server import Server
+
+
+class Served(NamedTuple):
+    """A log that this process writes, with the broker before it. Of several, `shard` says which it is."""
+
+    shard: int
+    broker: Broker
+    log: Log
+    is_closing: bool = False  # nobody speaks to it any more, but for what it has still to tell
 
 
 class Backend:
@@ -21,7 +32,7 @@ class Backend:
     folder: str  # all that it keeps; it has a lock, from `join` on
 
     def __init__(self, server: "Server") -> None:
-        self._server = server
+        self.server = server
         settings = server.settings
         self.folder = settings.data
         log = open_log(
@@ -31,41 +42,46 @@ class Backend:
             policies=settings.policies,
             wake=server.wake,
         )
-        server.move_to(server.make_broker(log), log)
+        broker = server.make_broker(log)
+        server.move_to(broker, Served(0, broker, log))
 
     async def join(self) -> None:
         """Whatever comes before the server listens."""
 
     async def open_http(self) -> None:
         """The server listens: so may its second process."""
-        second = self._server.second
+        second = self.server.second
         if second is not None:
             await second.listen()
             second.start()
 
+    def open_way(self, to: str, caller: str, answer: "Answer") -> None:
+        """A connection to the HTTP process of another front-end, handed to our own by its bell."""
+        answer.refuse("bug", "there are no other front-ends")
+
     def facts(self) -> dict[str, object]:
         """What the line says that tells that it is ready."""
-        return {"data": self._server.settings.data, "opening": self._server.log.opening}
+        return {"data": self.server.settings.data, "opening": self.server.log.opening}
 
     def before_turn(self) -> None:
         """A turn of the loop is about to end."""
 
     def drain(self) -> None:
         """The server stops: nothing is handed out any more; then, a moment later, `dismiss`."""
-        self._server.home.drain()
+        self.server.home.drain()
 
     def dismiss(self) -> None:
         """Let those clients go who hold nothing."""
-        self._server.home.dismiss()
+        self.server.home.dismiss()
 
     @property
     def is_drained(self) -> bool:
-        return self._server.home.is_drained
+        return self.server.home.is_drained
 
     def fail(self, error: LogFailed) -> None:
         """The log is of no use any more."""
-        self._server.give_up(error)
+        self.server.give_up(error)
 
     async def close(self) -> None:
         """All clients are gone."""
-        self._server.log.close(self._server.now_us())
+        self.server.log.close(self.server.now_us())

@@ -21,9 +21,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from penstock.broker.broker import Broker
 from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, FrameError, encode_frame
 from penstock.log.errors import LogError
+from penstock.log.log import Log
+from penstock.server.backend import Served
 from penstock.server.calls import CALLS, Context
 
 if TYPE_CHECKING:
@@ -55,12 +56,27 @@ class Answer:
         self({"error": {"kind": kind, "detail": detail}})
 
 
+class _Host:
+    """The server, as far as it is about one log."""
+
+    def __init__(self, server: "Server", served: Served) -> None:
+        self.broker = served.broker
+        self.log = served.log
+        self.started = server.started
+        self.memory = server.memory
+        self.audit = server.audit
+        self.now_us = server.now_us
+        self.arrival_us = server.arrival_us
+        self.fail = server.fail
+        self.listeners = server.listeners
+
+
 class Control(asyncio.BufferedProtocol):
     """One to a link."""
 
     def __init__(self, server: "Server", hello: Fields, on_lost: Callable[[], None]) -> None:
         self._server = server
-        self._context = Context(server)
+        self._contexts: dict[Log, Context] = {}
         self._hello = hello
         self._on_lost = on_lost
         self._decoder = FrameDecoder()
@@ -108,11 +124,11 @@ class Control(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._frames.clear()  # Nobody waits for an answer any more.
-        self._context.log.times.want(False)
         self._server.not_throttled(self)
-        if isinstance(self._server.home, Broker):
+        for served in self._server.served:
+            served.log.times.want(False)
             with contextlib.suppress(LogError):  # The log may have ended before.
-                self._server.home.taking.link_lost(self._server.now_us())
+                served.broker.taking.link_lost(self._server.now_us())
         self._on_lost()
 
     def close(self) -> None:
@@ -140,17 +156,33 @@ class Control(asyncio.BufferedProtocol):
         fields = frame.fields
         answer = Answer(self, fields["n"])
         self.open_calls += 1
+        if fields["call"] == "way":
+            self._server.open_way(fields["to"], fields["caller"], answer)
+            return
         handler = CALLS.get(fields["call"])
         if handler is None:
             answer.refuse("bug", f"there is no call {fields['call']!r}")
             return
-        if not isinstance(self._server.home, Broker):  # It was overtaken; the second process is about to end.
+        shard = fields.get("shard")
+        here = (it for it in self._server.served if shard in (None, it.shard) and not it.is_closing)
+        served = next(here, None)
+        if served is None:  # It was overtaken; the second process is about to hear of it, or to end.
             answer.refuse("draining", "this front-end leads no more; try again")
             return
+        context = self._context(served)
         try:
-            handler(self._context, fields, frame.body, answer)
+            handler(context, fields, frame.body, answer)
         except Exception as error:  # noqa: BLE001 - a fault of ours in one call must not end the broker
-            self._context.refuse(answer, error, fields["call"])
+            context.refuse(answer, error, fields["call"])
+
+    def _context(self, served: Served) -> Context:
+        """What calls about a log work on: one to a link, as long as the log is written here."""
+        context = self._contexts.get(served.log)
+        if context is None:
+            there = {it.log for it in self._server.served}
+            self._contexts = {log: context for log, context in self._contexts.items() if log in there}
+            context = self._contexts[served.log] = Context(_Host(self._server, served))
+        return context
 
     def answer(self, fields: Fields, *buffers: Buffer) -> None:
         self.open_calls -= 1

@@ -69,6 +69,7 @@ class SecondProcess:
         self._wanted = asyncio.Event()
         self._stopping = asyncio.Event()
         self._stop_seconds = 0.0
+        self._sharding: Fields | None = None
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -132,6 +133,11 @@ class SecondProcess:
         finally:
             theirs.close()
         return ours
+
+    def hand_over(self, name: str, there: socket.socket) -> None:
+        """The end of a connection for it, under a name; OSError where it takes no more."""
+        assert self._bell is not None
+        socket.send_fds(self._bell[0], [b"\0" + name.encode()], [there.fileno()])
 
     def prepare(self) -> None:
         if self._watching is None:
@@ -303,6 +309,13 @@ class SecondProcess:
         if self._control is not None:
             self._control.tell(self._user_fields())
 
+    def set_shards(self, sharding: Fields) -> None:
+        """Of a cluster with several logs: how many, which of them are served here, and who leads each."""
+        if sharding != self._sharding:
+            self._sharding = sharding
+            if self._control is not None:
+                self._control.tell({"sharding": sharding})
+
     def read_tls_again(self) -> None:
         if self._control is not None:  # One that is only starting reads the files anyway.
             self._control.tell({"tls": True})
@@ -330,6 +343,7 @@ class SecondProcess:
             "data": os.path.abspath(self._settings.data),
             "cluster": None if isinstance(self._settings.engine, str) else self._settings.cluster.name,
             "address": str(self.address),
+            "sharding": self._sharding,
             "audit": None if audit is None else os.path.abspath(audit),
             **self._user_fields(),
             "log_level": self._settings.log_level,

@@ -41,7 +41,8 @@ from penstock.log.errors import LogError, LogFailed
 from penstock.log.log import Log
 from penstock.server.accepting import Accepting, allow_files
 from penstock.server.audit import Audit
-from penstock.server.backend import Backend
+from penstock.server.backend import Backend, Served
+from penstock.server.calls.context import Answer
 from penstock.server.connection import Connection
 from penstock.server.control import Control
 from penstock.server.garbage import Garbage
@@ -133,23 +134,22 @@ class Server:
         self.started = time.monotonic()
         sys.setswitchinterval(SWITCH_SECONDS)
         self.second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
-        self._log: Log | None = None
+        self.served: tuple[Served, ...] = ()
         self.home: Home
         self._backend = backend(self)
 
-    def move_to(self, home: Home, log: Log | None) -> None:
-        """Words go there from now on. `log`: the log behind it, where it is this process that writes it."""
-        self.home, self._log = home, log
-        if log is None:
-            self._throttled.clear()
+    def move_to(self, home: Home, *served: Served) -> None:
+        """Words go there from now on. `served`: the logs behind it that are written by this process."""
+        self.home, self.served = home, served
+        self._read_on()
 
-    def make_broker(self, opened: Log) -> Broker:
+    def make_broker(self, opened: Log, wants_turn: Callable[[], None] | None = None) -> Broker:
         self.clock.not_before(opened.time_us)
         if opened.policies is not self.settings.policies:
             opened.set_policies(self.settings.policies)  # They were read again while the log was opened.
         return Broker(
             opened,
-            self.want_turn,
+            wants_turn or self.want_turn,
             queue_name_bytes_max=self.limits.queue_name_bytes_max,
             queues_max=self.limits.queues_max,
             queues_new_per_second=self.limits.queues_new_per_second,
@@ -158,15 +158,13 @@ class Server:
 
     @property
     def broker(self) -> Broker:
-        """The broker, where it is in this process."""
-        assert isinstance(self.home, Broker), "this broker does not lead"
-        return self.home
+        """The broker, where this process has one."""
+        return self.served[0].broker
 
     @property
     def log(self) -> Log:
-        """The log, where it is this process that writes it."""
-        assert self._log is not None, "this broker does not have the log"
-        return self._log
+        """The log, where this process writes one."""
+        return self.served[0].log
 
     @property
     def stopping(self) -> bool:
@@ -254,7 +252,7 @@ class Server:
         for connection in list(self.connections):
             connection.say_closing()
         if self.second is not None:
-            if isinstance(self.home, Broker) and self.home.taking.is_holding:
+            if any(it.broker.taking.is_holding for it in self.served):
                 self.second.drain()
             else:
                 self.second.ask_to_stop(self.settings.drain_seconds)
@@ -269,7 +267,7 @@ class Server:
 
     def _end_now(self) -> None:
         """On a thread of its own: the loop may be what is waited for."""
-        is_safe = self._log is None or self._log.is_safe
+        is_safe = all(it.log.is_safe for it in self.served)
         rest = "" if is_safe else "; what was not confirmed may be lost, what was settled last comes again"
         log.error("not stopped %.0f s after its time: ends now, as a crash would%s", STOP_SECONDS, rest)
         os._exit(self._exit if is_safe else EXIT_FAILED)
@@ -329,6 +327,10 @@ class Server:
         for _, accepting in self._listening:
             accepting.look_at_tls(asked=asked)
 
+    def open_way(self, to: str, caller: str, answer: Answer) -> None:
+        """To the HTTP process of another front-end, for ours."""
+        self._backend.open_way(to, caller, answer)
+
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more."""
         self._backend.fail(error)
@@ -342,7 +344,7 @@ class Server:
 
     async def _close_everything(self) -> None:
         now_us = self.now_us()
-        failed = self._log is not None and self._log.failed is not None
+        failed = any(it.log.failed is not None for it in self.served)
         if not failed:
             self.home.end_requests(now_us)
         self._stop_listening()
@@ -408,25 +410,27 @@ class Server:
             self._loop.call_soon_threadsafe(self._poll)
 
     def _poll(self) -> None:
-        opened = self._log
-        if opened is None:
-            return
-        opened.poll()
-        if opened.failed is not None:
-            self.fail(opened.failed)
-            return
+        for it in self.served:
+            it.log.poll()
+            if it.log.failed is not None:
+                self.fail(it.log.failed)
         self._read_on()
         if self._stopping:
             self._check_drained()  # The last answer may have waited for this.
 
     def _read_on(self) -> None:
         """The disk may have caught up: with the writer's end, or in a turn, where the loop itself writes."""
-        if self._throttled and self.log.bytes_in_flight <= self.limits.in_flight_bytes:
+        if self._throttled and self._bytes_in_flight <= self.limits.in_flight_bytes:
             throttled, self._throttled = self._throttled, set()
             for connection in throttled:
                 connection.hold_for_server(False)
         if self._throttled:
-            self.log.hurry()
+            for it in self.served:
+                it.log.hurry()
+
+    @property
+    def _bytes_in_flight(self) -> int:
+        return sum(it.log.bytes_in_flight for it in self.served)
 
     def _tick(self) -> None:
         if self._done.is_set():
@@ -445,8 +449,9 @@ class Server:
                 self._arrival_us = now_us  # What still comes in this turn comes after the step.
             self.home.tick(now_us, step_us)
             self._wait_for_delayed()
-            if self.ticks % TRIM_TICKS == 0 and self._log is not None:
-                self._log.trim(now_us)
+            if self.ticks % TRIM_TICKS == 0:
+                for it in self.served:
+                    it.log.trim(now_us)
         except LogFailed as error:
             self.fail(error)
             return
@@ -468,7 +473,7 @@ class Server:
 
     def _wait_for_delayed(self) -> None:
         """Before the next tick, a delay may be over."""
-        due_us = self._log.due_us if self._log is not None else 0
+        due_us = min((it.log.due_us for it in self.served if it.log.due_us), default=0)
         if not due_us or 0 < self._delayed_us <= due_us:
             return
         left_us = due_us - self.now_us()
@@ -478,22 +483,24 @@ class Server:
 
     def _delayed(self) -> None:
         self._delayed_us = 0
-        if isinstance(self.home, Broker) and not self._done.is_set():
+        if self._done.is_set():
+            return
+        for it in self.served:
             try:
-                self.home.due(self.now_us())
+                it.broker.due(self.now_us())
             except LogFailed as error:
                 self.fail(error)
-            else:
-                self._wait_for_delayed()
+        self._wait_for_delayed()
 
     def _tell_of_the_disk(self) -> None:
         """A line before it is full, when it is, and when it is not any more: most senders get no word."""
-        if self._log is None:
+        if not self.served:
             return
-        info, before = self._log.info(), self._disk_state
+        infos, before = [it.log.info() for it in self.served], self._disk_state
+        info = min(infos, key=lambda it: it.disk_bytes_free)
         data = info.disk_room_in
         reserve = info.disk_bytes_reserve
-        if info.full or (isinstance(self.home, Broker) and self.home.publishing.waits_for_disk):
+        if any(it.full for it in infos) or any(it.broker.publishing.waits_for_disk for it in self.served):
             now = "full"
         else:  # What changes with every segment is not told every time.
             now = "low" if info.disk_bytes_free < reserve + reserve // 8 * (before == "low") else ""
@@ -530,7 +537,7 @@ class Server:
 
     def _tidy(self) -> None:
         """Once a second: when a burst is over, what it took of memory goes back."""
-        position = self._log.position if self._log is not None else 0
+        position = sum(it.log.position for it in self.served)
         crowd = len(self.connections) + self.entering
         has_left = self._crowd_most >= BURST_CONNECTIONS and crowd <= self._crowd_most // 2
         has_left = has_left and crowd >= self._crowd_seen  # and nobody follows
@@ -538,8 +545,8 @@ class Server:
         burst = position - self._position_tidied >= BURST_BYTES or self._turns >= BURST_TURNS
         if has_left:
             # Blocks that came while they did lie between what they had: a few hundred keep all of it.
-            if self._log is not None:
-                self._log.empty_cache()
+            for it in self.served:
+                it.log.empty_cache()
             self._garbage.sweep()
             self._crowd_most = crowd
         if has_left or (burst and position == self._position_seen and not self.rounds.waiting):
@@ -591,7 +598,7 @@ class Server:
 
     def check_in_flight(self, connection: Connection | Control) -> None:
         """A sender that is faster than the disk is not read from until the disk has caught up."""
-        if self._log is not None and self._log.bytes_in_flight > self.limits.in_flight_bytes:
+        if self._bytes_in_flight > self.limits.in_flight_bytes:
             self._throttled.add(connection)
             connection.hold_for_server(True)
 

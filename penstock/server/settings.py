@@ -161,6 +161,7 @@ class ClusterSettings:
     listen: TcpAddress = _RELAY_ADDRESS  # where other front-ends connect while this one leads
     advertise: TcpAddress | None = None  # where they reach that; None: where it really listens
     replicas: int = 3
+    shards: int | None = None  # logs, of a cluster that is new; None: as many as it has, or one
     credentials: str | None = None  # a .creds file, or one with the seed of an nkey or USER:PASSWORD
     tls_ca: str | None = None  # files in PEM form; None: what the system trusts
     tls_certificate: str | None = None  # what this front-end shows to the NATS servers
@@ -520,6 +521,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "cluster", "advertise", Reach(may_be_any=False), "where they reach that; without it, where it listens"
     ),
     _of("cluster", "replicas", Whole(1, 5), "nodes that have a copy of the log each"),
+    _of(
+        "cluster",
+        "shards",
+        Whole(1, 256),
+        "how many logs a new cluster has, which share its queues; it keeps them",
+    ),
     _of(
         "cluster",
         "credentials",

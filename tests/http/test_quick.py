@@ -353,8 +353,7 @@ def test_what_may_have_been_stored_is_not_sent_again(kind: str, status: int | No
             guard=Guard(()),
             link=SimpleNamespace(call=refuse),
             requests=Counter(),
-            hold_body=lambda count: True,
-            let_body_go=lambda count: None,
+            held=SimpleNamespace(hold_body=lambda count: True, let_body_go=lambda count: None),
         )
         scope = {"method": "POST", "query_string": b"", "raw_path": b"/v1/queues/q/messages", "client": None}
         connection: Any = SimpleNamespace(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.server.backend import Served
 from tests.certificates import make_certificates
 from tests.server.harness import RECEIVE, SEND, WAIT_SECONDS, sspq
 from tests.server.inside import LOOPS, Inside, run
@@ -79,10 +80,12 @@ def test_who_is_accepted_before_a_move_and_ready_after_it_speaks_to_the_new_home
                 peer = TlsPeer(raw, tmp_path / "ca.pem")
                 async with asyncio.timeout(WAIT_SECONDS):
                     await peer.greet()
-                    server.move_to(server.make_broker(server.log), server.log)
+                    log = server.log
+                    broker = server.make_broker(log)
+                    server.move_to(broker, Served(0, broker, log))
                     await peer.finish()
                     await peer.say(sspq(SEND, b"x", 9) + sspq(RECEIVE))
                     assert await peer.hear(9) == sspq(SEND, b"x", 9)
-                assert [port.name for port in server.broker.ports.attached] == [server.in_order[0].name]
+                assert [port.name for port in broker.ports.attached] == [server.in_order[0].name]
 
     run(loop, test())

@@ -266,7 +266,7 @@ def test_it_may_be_told_to_rest_at_any_moment_of_its_start(tmp_path: Path, loop:
 
     async def test() -> None:
         async with Inside.open(tmp_path, "--http 127.0.0.1:0") as server:
-            home, log, second = server.home, server.log, server.second
+            home, served, second = server.home, server.served, server.second
             assert second is not None
             await second.listen()
             before = children(os.getpid())  # a Java or a server of other tests
@@ -274,12 +274,12 @@ def test_it_may_be_told_to_rest_at_any_moment_of_its_start(tmp_path: Path, loop:
                 second.start()
                 for _ in range(moment):
                     await asyncio.sleep(0)
-                server.move_to(home, None)
+                server.move_to(home)
                 try:
                     async with asyncio.timeout(WAIT_SECONDS / 2):  # it hears of it, and is not killed
                         await second.rest(WAIT_SECONDS)
                 finally:
-                    server.move_to(home, log)
+                    server.move_to(home, *served)
                 assert children(os.getpid()) == before
 
     run(loop, test())

@@ -157,11 +157,11 @@ async def take(call: Call, lease: kinds.Seconds) -> Response:
     except BaseException:
         undo()
         raise
-    if not call.site.hold_body(len(body)):
+    if not call.site.held.hold_body(len(body)):
         undo()
         body = encode_taken(NOTHING, media, dead=dead)[:-1] + told  # The verdicts are carried out.
-        if not told or not call.site.hold_body(len(body)):
-            raise call.site.no_room()
+        if not told or not call.site.held.hold_body(len(body)):
+            raise call.site.held.no_room()
     return TakenResponse(call.site, body, media, connection, undo)
 
 
