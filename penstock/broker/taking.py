@@ -257,6 +257,14 @@ class Taking:
             self.untake(number, now_us)
         self._leases.forget_takes()
 
+    def end_waits(self, now_us: int) -> None:
+        """The broker ends: who waits gets nothing, and what it would have got comes again."""
+        for taker in list(self._waiting.values()):
+            wait, taker.wait = taker.wait, None
+            if wait is not None:
+                wait.done(now_us, [])
+        self._waiting.clear()
+
     def settle(self, queue: str, ruling: Ruling, now_us: int) -> tuple[int, list[int]]:
         """How many messages were found, and the offsets of those that were not."""
         found: list[tuple[int, int, Lease]] = []

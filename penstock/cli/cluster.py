@@ -60,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="front-ends from this port on, ten apart, and nodes from 100 above it (default: free ports)",
     )
+    parser.add_argument(
+        "--shards",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="logs that share the queues, of a cluster that is new (default: 1)",
+    )
     parser.add_argument("--json", action="store_true", help="for programs: the addresses as one JSON object")
 
 
@@ -71,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.port_base is not None and args.port_base > PORT_BASE_MAX:
         raise Misuse(f"--port-base {args.port_base}: use at most {PORT_BASE_MAX}")
     folder = Path(args.folder or tempfile.mkdtemp(prefix="penstock-cluster-")).resolve()
-    local = LocalCluster(folder, args.nodes, args.front_ends, args.port_base)
+    local = LocalCluster(folder, args.nodes, args.front_ends, args.port_base, args.shards)
     try:
         with _ended_by_signals(local.kill) as ending:
             try:

@@ -23,6 +23,7 @@ How it fails: `check` returns what it found; `refuse` raises `ClusterRefused` wh
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import ssl
@@ -35,6 +36,7 @@ from enum import Enum
 from http.client import HTTPException
 from typing import Any, Final, NamedTuple
 
+from penstock.cluster.election import shards_found
 from penstock.cluster.nodes import servers_of, wire_options
 from penstock.common.given import SettingsError
 from penstock.common.journal import log
@@ -208,7 +210,8 @@ async def check(api: JetStream, info: Said, settings: Settings) -> list[Finding]
         _check_replicas(info, found, settings),
         _check_sync(found, settings),
     ]
-    rights = await _check_rights(api, settings)
+    shards = await _shards(api, info, settings)
+    rights = await _check_rights(api, settings, shards)
     findings.append(rights)
     if rights.level is Level.FAIL:
         return findings  # Nothing else could be asked, or stored.
@@ -219,7 +222,7 @@ async def check(api: JetStream, info: Said, settings: Settings) -> list[Finding]
         findings.append(_check_account(account))
         findings.append(await _check_authentication(api, settings))
         names = LogNames(settings.cluster.name)
-        for stream in names.all_settings(settings.cluster.replicas):
+        for stream in names.all_settings(settings.cluster.replicas, shards):
             findings += await _check_stream(api, stream, settings)
     except JetStreamTrouble as error:
         advice = "add a jetstream block to the configuration of its nodes, and let this account use it"
@@ -392,8 +395,17 @@ async def _stranger(server: Server, settings: Settings, stream: str) -> bool | N
         await wire.close()
 
 
-async def _check_rights(api: JetStream, settings: Settings) -> Finding:
-    rights = rights_of_front_end(LogNames(settings.cluster.name))
+async def _shards(api: JetStream, info: Said, settings: Settings) -> int:
+    """How many logs the cluster has, or will have once it is made."""
+    found = None
+    if info.get("jetstream"):
+        with contextlib.suppress(JetStreamTrouble):  # It is not there, or rights lack, which is told.
+            found = await shards_found(api, LogNames(settings.cluster.name))
+    return found or settings.cluster.shards or 1
+
+
+async def _check_rights(api: JetStream, settings: Settings, shards: int) -> Finding:
+    rights = rights_of_front_end(LogNames(settings.cluster.name), shards)
     advice = "add it to the permissions of this user on every node: docs/cluster.md#rights-in-nats"
     try:
         user = await api.user()

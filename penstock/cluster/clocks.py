@@ -30,6 +30,14 @@ RECORDS: Final = 8
 NAMES_MAX: Final = 1000
 
 
+def led_by(facts: Mapping[str, Any]) -> list[int]:
+    """The shards that a member says it leads. Earlier versions say whether, of the one. Any: it is JSON."""
+    leads = facts.get(LEADS)
+    if isinstance(leads, list):
+        return [it for it in leads if isinstance(it, int)]
+    return [0] if leads else []
+
+
 class Clocks:
     """What is heard comes on the link's loop, and is asked for on another one."""
 
@@ -39,13 +47,12 @@ class Clocks:
         self._stepped_us = stepped_us
         self._ours: tuple[int, int] | None = None  # our clock, and time without steps, less the last stamp
         self._ahead: dict[str, deque[tuple[int, int]]] = {}  # of ours: the clock, and the time in the log
-        self.leader = ""
-        """Who was the last to say that it leads."""
+        self.leaders: dict[int, str] = {}
+        """By shard: who was the last to say that it leads it."""
 
     def heard(self, member: str, facts: Mapping[str, Any], stored: str) -> None:
         """A new record of that front-end, with the stamp of JetStream. Any: it is JSON."""
-        if facts.get(LEADS):
-            self.leader = member
+        self.leaders |= dict.fromkeys(led_by(facts), member)
         clock_us, time_us = facts.get(CLOCK), facts.get(TIME)
         if not isinstance(clock_us, int) or not isinstance(time_us, int):
             return  # of an earlier version
@@ -66,9 +73,9 @@ class Clocks:
         """By how much its clock is ahead of ours; None: nobody knows."""
         return self._middle(member, 0)
 
-    def step_us(self) -> int:
-        """By how much the time in the log goes forward where we lead after who led last; 0: by no step."""
-        ahead_us = self._middle(self.leader, 1)
+    def step_us(self, shard: int = 0) -> int:
+        """By how much the time in a log goes forward where we lead after who led last; 0: by no step."""
+        ahead_us = self._middle(self.leaders.get(shard, ""), 1)
         by_us = self._stepped_us() - ahead_us if ahead_us is not None else 0
         return by_us if by_us >= APART_US else 0
 

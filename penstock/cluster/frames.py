@@ -85,6 +85,7 @@ class Kind(IntEnum):
     SETTLED = 52
 
 
+ANY_SHARD: Final = -1
 CLAIM_DEAD: Final = 1  # of a CLAIM: held through the dead-letter door
 CLAIM_SETTLED: Final = 2  # of a CLAIM: held no more, the settlement follows
 CLAIM_ATTEMPTS: Final = 2  # of a CLAIM: above so many bits, `Claim.attempts_max` plus 1; 0: it is not told
@@ -114,6 +115,11 @@ class Hello(NamedTuple):
     life: str = ""  # whoever has another one counts its shipments anew
     nonce: str = ""  # of this link alone
     caller: str = ""  # whose HTTP it carries: the address, or nothing where there is none
+    shard: int = 0  # whose leader is meant; `ANY_SHARD`: this front-end, whatever it leads
+
+    def said(self) -> dict[str, object]:
+        """What it says. The shard is left out where it is the first, as earlier versions know no other."""
+        return {name: value for name, value in self._asdict().items() if name != "shard" or value}
 
 
 def violation(message: str, position: int, offending: Buffer = b"") -> PeerViolation:
@@ -143,7 +149,7 @@ def decode_json(frame: Frame) -> Fields:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    return encode_frame(Kind.HELLO, encode_json({"magic": MAGIC, "version": VERSION, **hello._asdict()}))
+    return encode_frame(Kind.HELLO, encode_json({"magic": MAGIC, "version": VERSION, **hello.said()}))
 
 
 def decode_hello(frame: Frame) -> Hello:
@@ -164,6 +170,7 @@ def decode_hello(frame: Frame) -> Hello:
             str(fields["life"]),
             str(fields["nonce"]),
             str(fields["caller"]),
+            int(fields.get("shard", 0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise violation(f"a hello that lacks or spoils {error}", frame.position) from None

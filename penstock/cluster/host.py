@@ -1,6 +1,6 @@
 """RelayHost: the leader's side of the relay. Followers come here with the words of their clients.
 
-    await listen(address or socket)         where followers reach it; the real address is answered
+    greet(link, hello)                      a follower has come (`door.py`)
     resumed(front_end)                      a front-end has claimed what its clients hold; this one too
     front_ends                              the ids of those that are linked
     close()                                 end all links; their clients go on at the next leader
@@ -18,19 +18,16 @@ Rules that always hold:
     clients hold, or `claims_seconds` are over; twice that, where it is linked.
   * A settlement is confirmed to a follower when it is durable, in the order in which it came.
 
-How it fails: a link that breaks the rules is closed and the follower comes again; who is no front-end of this
-cluster is turned away, and told of in the log now and then. `LogFailed` goes to
+How it fails: a link that breaks the rules is closed and the follower comes again. `LogFailed` goes to
 `on_failed`: this front-end leads no more.
 """
 
 import asyncio
 import logging
-import socket
-import ssl
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from penstock.broker.broker import Broker
 from penstock.cluster.columns import unpack_ranges
@@ -51,29 +48,14 @@ from penstock.cluster.frames import (
     violation,
 )
 from penstock.cluster.leader_link import LeaderLink
-from penstock.cluster.link import SHUTDOWN_SECONDS
-from penstock.cluster.pipe import Enter, LeaderPipes
 from penstock.cluster.remote_port import RemotePort
 from penstock.cluster.storing import Storing
-from penstock.cluster.trust import ANOTHER_KEY, Trust
 from penstock.cluster.word_codec import NO_NUMBER, unpack_words
-from penstock.common.address import TcpAddress
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.model.words import Consume, Where
-from penstock.server.rounds import Rounds
 
 log = logging.getLogger("penstock.relay")
-
-HANDSHAKE_SECONDS: Final = 3.0
-HANDSHAKES_MAX: Final = 256
-"""At once. Who comes then waits in the backlog of the socket."""
-
-TOLD_SECONDS: Final = 30.0
-"""Strangers are told of once in so long, however many come."""
-
-ACCEPT_SECONDS: Final = 0.1
-"""After this, a machine that has no room for another connection may have it."""
 
 
 class RelayHost:
@@ -82,34 +64,26 @@ class RelayHost:
         broker: Broker,
         log: Log,
         *,
-        name: str,
-        trust: Trust,
         term: int,
+        shard: int = 0,
         now_us: Callable[[], int],
         on_failed: Callable[[LogFailed], None],
         connection_buffer_bytes: int,
-        http: Enter | None = None,
         expected: Collection[str] = (),
         claims_seconds: float = 10.0,
         grace_seconds: float = 1.0,
-        rounds: Rounds | None = None,
+        say: Callable[[int, str], None] = lambda level, text: log.log(level, "%s", text),
     ) -> None:
         self._broker = broker
         self._log = log
-        self.name = name  # of this front-end
-        self.trust = trust
-        self._term = term
+        self.term = term
+        self.shard = shard
         self._now_us = now_us  # of what is received now: a turn has one time
         self.on_failed = on_failed
+        self._say = say  # in the log of this front-end
         self._buffer_bytes = connection_buffer_bytes
-        self._pipes = LeaderPipes(http)
         self._loop = asyncio.get_running_loop()
-        self._door: socket.socket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # who accepts, and handshakes
-        self._closed = False
-        self._told = float("-inf")  # when we last told of a stranger
         self._links: dict[str, LeaderLink] = {}
-        self._strangers: set[LeaderLink] = set()  # links without a hello so far
         self._storing = Storing(broker, log, now_us)
         self._unconfirmed: dict[LeaderLink, None] = {}
         self._undurable: list[tuple[LeaderLink, RemotePort, bytes]] = []  # deliveries that wait for the disk
@@ -120,97 +94,32 @@ class RelayHost:
         self._patience: asyncio.TimerHandle | None = None
         self._claims_seconds = claims_seconds
         self._grace_seconds = grace_seconds
-        self.rounds = rounds
         self._parked: dict[str, tuple[asyncio.TimerHandle, list[RemotePort]]] = {}  # of links that have ended
         if self._expected:
             self._wait_for_claims()
 
     # --- links -----------------------------------------------------------------------------------
 
-    async def listen(self, where: TcpAddress | socket.socket) -> TcpAddress:
-        """At an address, or with a socket that listens already and is the host's from now on."""
-        door = where if isinstance(where, socket.socket) else socket.create_server((where.host, where.port))
-        door.setblocking(False)
-        self._door = door
-        self._start(self._accept(door))
-        host, port, *_ = door.getsockname()
-        return TcpAddress(host, port)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, door: socket.socket) -> None:
-        places = asyncio.Semaphore(HANDSHAKES_MAX)
-        while True:
-            await places.acquire()
-            try:
-                peer, address = await self._loop.sock_accept(door)
-            except OSError as error:
-                places.release()
-                log.warning("the relay could not take a connection: %s", error)
-                await asyncio.sleep(ACCEPT_SECONDS)
-                continue
-            self._start(self._shake_hands(peer, address[0], places))
-
-    async def _shake_hands(self, peer: socket.socket, address: str, places: asyncio.Semaphore) -> None:
-        link = LeaderLink(self)
-        link.peer = address
-        self._strangers.add(link)
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: link,
-                peer,
-                ssl=self.trust.server,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS,
-                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
-            )
-        except ssl.SSLError as error:
-            self._strangers.discard(link)
-            self._turned_away(link, f"no TLS with it ({error.reason or error}): {ANOTHER_KEY}")
-        except OSError:
-            self._strangers.discard(link)  # It has left, or says nothing.
-        finally:
-            places.release()
-
-    def _turned_away(self, link: LeaderLink, why: str) -> None:
-        if time.monotonic() - self._told > TOLD_SECONDS:
-            self._told = time.monotonic()
-            log.warning("somebody at %s was turned away at the relay: %s", link.peer, why)
-
     @property
     def front_ends(self) -> list[str]:
         return list(self._links)
 
     def greet(self, link: LeaderLink, hello: Hello) -> None:
-        self._strangers.discard(link)
-        if hello.term != self._term:
-            link.refuse(f"this is the leader of term {self._term}, not of {hello.term}")
-        elif hello.kind == "http":
-            self._pipes.take(link.hand_over(), hello)
-        elif hello.kind != "words" or not hello.front_end:
-            link.refuse(f"there are no links of kind {hello.kind!r}")
-        else:
-            before = self._links.pop(hello.front_end, None)
-            if before is not None:
-                before.abort("the front-end has opened another link")
-                self._park(before)
-            self._come_again(hello.front_end)
-            link.front_end, link.life = hello.front_end, hello.life
-            self._links[hello.front_end] = link
-            link.trust()
-            link.write(encode_frame(Kind.WELCOME))
-            log.info("front-end %s is linked", hello.front_end)
+        before = self._links.pop(hello.front_end, None)
+        if before is not None:
+            before.abort("the front-end has opened another link")
+            self._park(before)
+        self._come_again(hello.front_end)
+        link.belong_to(self, hello)
+        self._links[hello.front_end] = link
+        link.trust()
+        link.write(encode_frame(Kind.WELCOME))
+        self._say(logging.INFO, f"front-end {hello.front_end} is linked")
 
     def link_lost(self, link: LeaderLink, why: str) -> None:
-        if link in self._strangers:
-            self._strangers.discard(link)
-            if not self._closed:
-                self._turned_away(link, why)
         if self._links.get(link.front_end) is link:
             del self._links[link.front_end]
-            log.warning("the link to front-end %s has ended: %s", link.front_end, why)
+            self._say(logging.WARNING, f"the link to front-end {link.front_end} has ended: {why}")
             self._park(link)
 
     def _park(self, link: LeaderLink) -> None:
@@ -254,20 +163,12 @@ class RelayHost:
             self._patience = self._loop.call_later(self._claims_seconds, self._wait_no_longer)
 
     def close(self) -> None:
-        self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        if self._door is not None:
-            self._door.close()
         if self._patience is not None:
             self._patience.cancel()
         for timer, _ in self._parked.values():
             timer.cancel()
         self._parked.clear()
         self._claims.clear()
-        self._pipes.close()
-        for link in list(self._strangers):
-            link.abort("this front-end leads no more")
         links, self._links = list(self._links.values()), {}
         for link in links:
             # What their clients hold is not lost: they claim it from the next leader.

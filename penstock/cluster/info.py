@@ -4,6 +4,7 @@
     id        of this front-end
     role      "leader" or "follower"
     leader    the id of the front-end that leads; empty: nobody does at the moment
+    shards    each with the front-end that leads it, in which term, and those that have a current copy of it
     members   every front-end, each with its id, its role, its version, whether the leader has a link to it,
               and how its copy of the log is: "current" (it can lead at once) or "behind" (it would have to
               read first)
@@ -18,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.cluster.checks import Finding
-from penstock.log.jetstream.lease import WARM
+from penstock.cluster.records import WARM, Claim
 
 LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
@@ -30,25 +31,37 @@ def cluster_info(
     *,
     name: str,
     own: str,
-    leader: str,
     members: Mapping[str, Mapping[str, Any]],
     linked: Collection[str] = (),
-    stream: Mapping[str, Any] | None,
+    claims: Sequence[Claim],
+    streams: Mapping[int, Mapping[str, Any]],
     findings: Sequence[Finding],
 ) -> dict[str, Any]:
-    """The picture. `own`, `leader` and `linked` (to the leader) are ids; `members` is what each says of
-    itself, `stream` what JetStream says of the log's."""
+    """The picture. `own` and `linked` (to what is led here) are ids; `members` is what each says of itself,
+    `claims` and `streams` are by shard: what its lease says, and what JetStream says of its stream."""
+    leader = claims[0].leader if claims else ""
+    leaders = {claim.leader for claim in claims}
+    stream = next(iter(streams.values()), None)
     return {
         "name": name,
         "id": own,
-        "role": _role(own, leader),
+        "role": LEADER if own in leaders else FOLLOWER,
         "leader": leader,
+        "shards": [
+            {
+                "shard": shard,
+                "leader": claim.leader,
+                "term": claim.term,
+                "copies": sorted(it for it, facts in members.items() if shard in _warm(facts)),
+            }
+            for shard, claim in enumerate(claims)
+        ],
         "members": [
             {
                 "id": member,
-                "role": _role(member, leader),
+                "role": LEADER if member in leaders else FOLLOWER,
                 "version": str(members.get(member, {}).get("version", "")),
-                "linked": member == leader or member in linked,
+                "linked": member in leaders or member == own or member in linked,
                 "copy": _copy(members.get(member, {})),
             }
             for member in sorted({own, *members})
@@ -58,12 +71,13 @@ def cluster_info(
     }
 
 
-def _role(member: str, leader: str) -> str:
-    return LEADER if member == leader else FOLLOWER
-
-
 def _copy(facts: Mapping[str, Any]) -> str:
     return "current" if facts.get(WARM) else "behind"
+
+
+def _warm(facts: Mapping[str, Any]) -> Sequence[int]:
+    warm = facts.get(WARM)
+    return warm if isinstance(warm, list) else ()
 
 
 def nodes_of(stream: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from penstock.cluster.columns import pack_batches
 from penstock.cluster.frames import (
     COUNT,
     Frame,
+    Hello,
     Kind,
     encode_frame,
     encode_json,
@@ -29,6 +30,7 @@ from penstock.cluster.word_codec import NO_NUMBER
 from penstock.model.batch import Batch
 
 if TYPE_CHECKING:
+    from penstock.cluster.door import RelayDoor
     from penstock.cluster.host import RelayHost
 
 HELLO_SECONDS: Final = 5.0
@@ -39,10 +41,12 @@ LINK_BUFFER_BYTES: Final = 4 << 20
 class LeaderLink(Link):
     """The leader's end of a link."""
 
-    def __init__(self, host: "RelayHost") -> None:
-        super().__init__(host.rounds)
-        self._host = host
-        self._answering = Answering(host.trust, host.name)
+    _host: "RelayHost"  # whose it is, once its hello was accepted
+
+    def __init__(self, door: "RelayDoor") -> None:
+        super().__init__(door.rounds)
+        self._door = door
+        self._answering = Answering(door.trust, door.name)
         self.front_end = ""  # empty until its hello was accepted
         self.life = ""
         self.peer = ""  # its host
@@ -61,6 +65,11 @@ class LeaderLink(Link):
         if not self.front_end:
             self.close(f"no greeting within {HELLO_SECONDS} s")
 
+    def belong_to(self, host: "RelayHost", hello: Hello) -> None:
+        """Its hello is accepted."""
+        self._host = host
+        self.front_end, self.life = hello.front_end, hello.life
+
     def on_frame(self, frame: Frame) -> None:
         if self.front_end:
             self._host.hear(self, frame)
@@ -69,13 +78,17 @@ class LeaderLink(Link):
         if isinstance(heard, bytes):
             self.write(heard)
         else:
-            self._host.greet(self, heard)
+            self._door.greet(self, heard)
 
     def on_received(self) -> None:
-        self._host.confirm_soon()
+        if self.front_end:
+            self._host.confirm_soon()
 
     def on_lost(self, why: str) -> None:
-        self._host.link_lost(self, why)
+        if self.front_end:
+            self._host.link_lost(self, why)
+        else:
+            self._door.lost(self, why)
 
     def pause_writing(self) -> None:
         self._full(True)

@@ -30,7 +30,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
 from penstock.cluster.follower_link import CONNECT_SECONDS, connect, why_not
-from penstock.cluster.frames import Frame, Hello, Kind, Reader, encode_frame, encode_json, violation
+from penstock.cluster.frames import (
+    ANY_SHARD,
+    Frame,
+    Hello,
+    Kind,
+    Reader,
+    encode_frame,
+    encode_json,
+    violation,
+)
 from penstock.cluster.link import watch_peer
 from penstock.cluster.trust import Asking, Leader, shown
 from penstock.common.address import TcpAddress
@@ -280,6 +289,26 @@ class _ClientEnd(End):
         if self._linger is not None:
             self._linger.cancel()
         super().connection_lost(error)
+
+
+async def open_way(leader: Leader, name: str, caller: str) -> socket.socket:
+    """A connection to the HTTP process of that front-end, whatever it leads, for a process of this machine
+    that has the other end; `caller`: who is behind it. OSError where there is none."""
+    hello = Hello("http", name, 0, caller=caller, shard=ANY_SHARD)
+    link = await connect(leader, lambda: _LeaderEnd(leader, hello))
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            why = await link.welcomed
+        if why:
+            raise OSError(why)  # noqa: TRY301 - as if there were no way
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        _, end = await asyncio.get_running_loop().create_unix_connection(End, sock=ours)
+    except BaseException:
+        link.abort()
+        raise
+    end.tie(link)
+    return theirs
 
 
 class HttpPipe:

@@ -49,6 +49,7 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.lanes import LANES, Words, number_of, series_of
 from penstock.cluster.rooms import Rooms
+from penstock.cluster.routing import ShardPort
 from penstock.cluster.seating import Seating, user_of
 from penstock.cluster.seats import Demand, Held, Seat, Settlement
 from penstock.cluster.sending import Sending
@@ -58,6 +59,7 @@ from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.model import words
 from penstock.model.policy import Policies, QueueNameError
+from penstock.model.ranges import RangeMap
 from penstock.model.words import Command
 from penstock.server.connection import Connection
 
@@ -70,8 +72,10 @@ class RemoteBroker:
         *,
         connection_buffer_bytes: int,
         on_link: Callable[[bool, str], None] | None = None,
+        shard: int = 0,
     ) -> None:
         self._front_end = front_end
+        self._shard = shard
         self._life = secrets.token_hex(6)
         self._wants_turn = wants_turn
         self._on_link = on_link
@@ -82,12 +86,13 @@ class RemoteBroker:
         self._syncing: dict[Seat, None] = {}  # these want to hear when all that they have said is durable
         self._dialer = Dialer(self._link_up, self._link_down, self._hear, wants_turn)
         self._draining = False
+        self._adopted: list[Seat] = []  # what these had said to a broker of our own may not be durable
 
     # --- the leader --------------------------------------------------------------------------------
 
     def connect(self, leader: Leader) -> None:
         """The leader is there; keep a link to it."""
-        self._dialer.dial(leader, Hello("words", self._front_end, leader.term, self._life))
+        self._dialer.dial(leader, Hello("words", self._front_end, leader.term, self._life, shard=self._shard))
 
     def lost(self, why: str) -> None:
         """There is no leader; wait to be told of one."""
@@ -304,7 +309,7 @@ class RemoteBroker:
     @property
     def is_drained(self) -> bool:
         """Nobody holds anything any more, and all that was published or settled is durable."""
-        return self._seating.is_settled and self._sending.is_empty
+        return self._seating.is_settled and self._sending.is_empty and not self._adopted
 
     def end_requests(self, now_us: int) -> None:
         for seat in self._seating:
@@ -389,7 +394,7 @@ class RemoteBroker:
         seat.hold(Held.LEADER, bool(frame.flag))
 
     def _finish(self, seat: Seat, frame: Frame) -> None:
-        if frame.flag and isinstance(seat.port, Connection):  # By an operator.
+        if frame.flag and isinstance(seat.port, Connection | ShardPort):  # By an operator.
             seat.port.end()
             return
         seat.finishing = True
@@ -447,7 +452,7 @@ class RemoteBroker:
         """Everything goes on in a broker of our own, whose log has what the last leader stored."""
         self._dialer.hang_up("this front-end leads now")
         for seat in self._seating:  # Also who has left, and of whom something is still to be heard.
-            if isinstance(seat.port, Connection):
+            if isinstance(seat.port, Connection | ShardPort):
                 seat.port.move(broker)
         numbered, gathered = self._sending.take_all()
         newest = {
@@ -470,11 +475,51 @@ class RemoteBroker:
             broker.handle(seat.port, [words.Sync()], now_us)
         self._syncing.clear()
 
+    def adopt(self, broker: Broker, log: Log, ports: Iterable[ShardPort], now_us: int) -> None:
+        """Everything of these goes on here, as it is at a broker of our own that hands nothing out any more.
+
+        What that has not confirmed yet it still does, and lets nobody go. Until `all_stored`, it is not known
+        that what these have said before is durable.
+        """
+        for port in ports:
+            attached = broker.ports.attached.get(port)
+            if attached is None:
+                continue
+            seat = self._seating.attach(port)
+            seat.unstored += 1
+            self._adopted.append(seat)
+            seat.closing, attached.closing = attached.closing, False
+            seat.idle, seat.blocked = attached.idle, attached.blocked
+            for door, command in port.demands.items():
+                known = attached.doors.get(door)
+                active = known is not None and known.consumers.window(port)[1]
+                seat.demands[door] = Demand(command, unanswered=not active, active=active)
+            for queue in {queue for queue, _ in attached.holds}:
+                for first, end, dead, origin, attempts in log.holds_of(queue, port.name):
+                    seat.holds.setdefault((queue, dead), RangeMap()).add(first, end, origin)
+                    if attempts:
+                        seat.attempts.setdefault((queue, dead), RangeMap()).add(first, end, attempts)
+            waiting, attached.waiting = attached.waiting, []
+            broker.publishing.forget(attached)
+            port.hold(False)
+            for publish in waiting:
+                self._sending.publish(seat, publish)
+            if waiting and port.asked > port.answered:
+                seat.syncing = True
+                self._syncing[seat] = None
+
+    def all_stored(self) -> None:
+        """What those had said to a broker of our own who were adopted is durable."""
+        adopted, self._adopted = self._adopted, []
+        for seat in adopted:
+            seat.unstored -= 1
+            self._may_finish(seat)
+
     def take_from(self, broker: Broker, now_us: int) -> None:
         """Who is connected finds out that something may be lost, and who has left does not. So what they have
         sent, and no log has had yet, goes to the next leader."""
         for port, attached in list(broker.ports.attached.items()):
-            if isinstance(port, Connection) and (port.has_left or port.is_gone):
+            if isinstance(port, Connection | ShardPort) and (port.has_left or port.is_gone):
                 waiting = [command for command in attached.waiting if not command.wants_reply]
                 port.move(self)
                 self.attach(port)

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Iterator
 
+from penstock.cluster.election import shards_found
 from penstock.cluster.nodes import servers_of, wire_options
 from penstock.common.given import SettingsError
 from penstock.log.disk import RealDisk
@@ -34,6 +35,12 @@ def restored_stream(settings: Settings) -> Iterator[StreamDisk]:
     own = RealDisk(settings.data)
     own.lock()
     try:
+        shards = nats.ask(shards_found(nats.api, names)) or settings.cluster.shards or 1
+        if shards > 1:
+            raise SettingsError(
+                f"cluster.shards: cluster {names.log} has {shards} logs, or is to have them, and a backup "
+                f"is of one; name another cluster, [cluster] name"
+            )
         nats.ask(make_streams(nats, names, settings.cluster.replicas))
         replica = Replica(nats.api, names, settings.data)
         nats.ask(replica.begin())

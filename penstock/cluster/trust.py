@@ -108,7 +108,15 @@ class Trust:
         self.server.num_tickets = 0  # every link is a handshake of its own
 
     def proof(self, side: str, hello: Hello, leader: str, nonce: str, certificate: bytes) -> str:
-        said = [MAGIC, VERSION, side, *hello, leader, nonce, hashlib.sha256(certificate).hexdigest()]
+        said = [
+            MAGIC,
+            VERSION,
+            side,
+            *hello.said().values(),
+            leader,
+            nonce,
+            hashlib.sha256(certificate).hexdigest(),
+        ]
         return hmac.digest(self._proofs, encode_json({"said": said}), "sha256").hex()
 
 

@@ -45,10 +45,10 @@ NODE_PORTS_FROM: Final = 100
 REPLICAS_MAX: Final = 3
 
 FRONT_END: Final = "front-end"
-USERS: Final[dict[str, Callable[[LogNames], Rights]]] = {
+USERS: Final[dict[str, Callable[[LogNames, int], Rights]]] = {
     FRONT_END: rights_of_front_end,
     "reader": rights_of_reader,  # for Spark
-    "admin": lambda _: Rights({">": "all"}, {">": "all"}),  # for people who look at NATS itself
+    "admin": lambda *_: Rights({">": "all"}, {">": "all"}),  # for people who look at NATS itself
 }
 """Of NATS. Each has a password of its own, another one with every start, in a file that its owner reads."""
 
@@ -69,8 +69,9 @@ class Ended(NamedTuple):
 class FrontEnd:
     """`penstock serve` on the nodes of a cluster."""
 
-    def __init__(self, name: str, folder: Path, port_first: int | None) -> None:
+    def __init__(self, name: str, folder: Path, port_first: int | None, shards: int) -> None:
         self.name = name
+        self._shards = shards
         self.addresses: dict[str, str] = {}
         self._data = folder / name
         self._log = folder / f"{name}.log"
@@ -108,6 +109,7 @@ class FrontEnd:
             *("--cluster-monitor", monitors),
             *("--cluster-credentials", str(self._credentials)),
             *("--cluster-replicas", str(REPLICAS_MAX if len(cluster.nodes) >= REPLICAS_MAX else 1)),
+            *("--cluster-shards", str(self._shards)),
             *doors,
         ]
 
@@ -153,16 +155,21 @@ class FrontEnd:
 class LocalCluster:
     """Used with `try: start() … finally: stop()`."""
 
-    def __init__(self, folder: Path, nodes: int, front_ends: int, port_base: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, front_ends: int, port_base: int | None = None, shards: int = 1
+    ) -> None:
         self.folder = folder
         self._passwords = {user: secrets.token_hex(16) for user in USERS}
         users = "".join(
-            user_block(user, self._passwords[user], rights(LogNames())) for user, rights in USERS.items()
+            user_block(user, self._passwords[user], rights(LogNames(), shards))
+            for user, rights in USERS.items()
         )
         settings = f"authorization {{\n  users: [\n{users}  ]\n}}\n"
         self.cluster = Cluster(folder, nodes, ports=_node_ports(nodes, port_base), settings=settings)
         self.front_ends = [
-            FrontEnd(f"front-{n}", folder, None if port_base is None else port_base + PORTS_EACH * (n - 1))
+            FrontEnd(
+                f"front-{n}", folder, None if port_base is None else port_base + PORTS_EACH * (n - 1), shards
+            )
             for n in range(1, front_ends + 1)
         ]
         self._told: set[str] = set()  # who is known to have ended

@@ -42,7 +42,7 @@ def living_runs(pending: Pending, start: int, end: int, runs_max: int, only: Sta
     wanted = STATES[only]
     looked_at = 0
     for first, stop, state, place, hold in _by_offset(pending, start, end, ROOMS[only]):
-        for a, b, note in _noted(pending, first, stop) if state in wanted else ((first, stop, NO_NOTE),):
+        for a, b, note in noted(pending, first, stop) if state in wanted else ((first, stop, NO_NOTE),):
             if looked_at == runs_max:
                 runs.next = a
                 runs.consumers = list(numbers)
@@ -108,7 +108,7 @@ def _held(pending: Pending, consumer: str, start: int, end: int) -> Iterator[Run
         yield a, b, State.DEAD_HELD if hold.dead else State.HELD, hold.place, hold
 
 
-def _noted(pending: Pending, first: int, end: int) -> Iterator[tuple[int, int, Note]]:
+def noted(pending: Pending, first: int, end: int) -> Iterator[tuple[int, int, Note]]:
     """`Pending.noted`, one by one."""
     at = first
     for a, b, note in pending.notes.walk(first, end):

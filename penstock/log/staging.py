@@ -19,9 +19,9 @@ from penstock.log.results import StageInfo, StageReceipt
 from penstock.log.sealer import Sealer
 from penstock.log.stages import STAGES_MAX, Stage, StagePart
 from penstock.log.state import LogState
+from penstock.log.views import check_new_queue
 from penstock.model.batch import Batch
 from penstock.model.ids import id_of
-from penstock.model.policy import QueueNameError, check_queue_name
 from penstock.model.timers import SECOND_US
 
 PIECE_MESSAGES: Final = 20_000
@@ -121,10 +121,7 @@ class Staging:
             check_batch(name, batch)
             if batch.reply is not None:
                 raise LogRefused(f"queue {name!r}: requests that wait for an answer cannot be staged")
-            try:
-                check_queue_name(name)
-            except QueueNameError as error:
-                raise LogRefused(str(error)) from error
+            check_new_queue(self._state, name)
             size += stored_bytes(batch) + 8 * len(batch.repairs or ())
         settings = self._state.settings
         if self.stored_bytes + size > settings.stages_bytes_max:

@@ -8,7 +8,7 @@ same methods.
 """
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -135,6 +135,7 @@ class LogState:
         self.settings = settings
         self.policies = policies
         self.times = Times()
+        self.owns: Callable[[str], bool] | None = None  # whether a queue is of this log; None: all are
         self.reset()
 
     def reset(self) -> None:

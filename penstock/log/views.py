@@ -230,14 +230,24 @@ def known_queue(state: LogState, name: str) -> LogQueue:
     return found
 
 
+def check_new_queue(state: LogState, name: str) -> None:
+    """Refuse a queue that can never be here."""
+    try:
+        check_queue_name(name)
+    except QueueNameError as error:
+        raise LogRefused(str(error)) from error
+    if state.owns is not None and not state.owns(name):
+        raise LogRefused(
+            f"queue {name!r} is in another log of this cluster (cluster.shards), and nothing is stored in "
+            f"two logs in one step; take the messages from their queue, and send them to this one"
+        )
+
+
 def check_queue(state: LogState, name: str, payload_bytes: int) -> None:
     """Refuse what the queue cannot accept; a queue that is not there yet has its policy already."""
     found = state.queues.get(name)
     if found is None or is_repair_queue(name):
-        try:
-            check_queue_name(name)
-        except QueueNameError as error:
-            raise LogRefused(str(error)) from error
+        check_new_queue(state, name)
     max_bytes = (found.policy if found is not None else state.policies.for_queue(name)).max_bytes
     if not max_bytes:
         return

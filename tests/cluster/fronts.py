@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count as counter
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,10 +21,13 @@ from typing import Any, TypeVar, cast
 import uvloop
 
 from penstock.broker.broker import Broker
+from penstock.broker.home import Home
+from penstock.cluster.door import RelayDoor
 from penstock.cluster.host import RelayHost
 from penstock.cluster.link import Link
 from penstock.cluster.pipe import End, Enter
 from penstock.cluster.remote_broker import RemoteBroker
+from penstock.cluster.routing import Router
 from penstock.cluster.trust import Leader as Place
 from penstock.cluster.trust import Trust
 from penstock.common.address import TcpAddress
@@ -274,8 +278,9 @@ class Leader(Front):
 
     async def _start(self) -> None:
         self.open_log()
+        self.door = RelayDoor(name=self.name, trust=self._trust, http=self._http, rounds=self.rounds)
         self.serve()
-        self.address = await self.host.listen(self._relay)
+        self.address = await self.door.listen(self._relay)
         await self.open_doors()
 
     @property
@@ -297,8 +302,6 @@ class Leader(Front):
         self.host = RelayHost(
             self.broker,
             self.engine,
-            name=self.name,
-            trust=self._trust,
             term=self.term,
             now_us=self.arrival_us,
             on_failed=self.fail,
@@ -306,9 +309,8 @@ class Leader(Front):
             expected=self._expected,
             claims_seconds=self._claims_seconds,
             grace_seconds=self._grace_seconds,
-            http=self._http,
-            rounds=self.rounds,
         )
+        self.door.open(self.host)
 
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -331,15 +333,15 @@ class Leader(Front):
         self.is_over = True  # no turn is due behind the end of the log
         if self._ticking is not None:
             self._ticking.cancel()
-        links: list[Link | End] = [*self.host._links.values(), *self.host._strangers]
-        links += self.host._pipes._ends
-        self.host.close()
+        links: list[Link | End] = [*self.host._links.values(), *self.door._strangers]
+        links += self.door._pipes._ends
+        self.door.close()
         deadline = time.monotonic() + WAIT_SECONDS
         while any(is_there(link) for link in links) and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
 
     async def _crash(self) -> None:
-        for link in [*self.host._links.values(), *self.host._strangers]:
+        for link in [*self.host._links.values(), *self.door._strangers]:
             link.abort("the leader died")
         self.engine.abandon()
         await self._close_host()
@@ -430,6 +432,70 @@ class Follower(Front):
 
     def stop(self) -> None:
         self.thread.run(self._stop())
+
+
+class Crossing(Front):
+    """A front-end of a cluster with several logs: one is here, the others are at other leaders."""
+
+    def __init__(
+        self, thread: LoopThread, own: Leader, others: Sequence[Leader], listeners: Sequence[Listener] = ()
+    ) -> None:
+        super().__init__(thread, "crossing", Limits(), listeners)
+        self._own = own
+        self._others = others
+        self.remotes: list[RemoteBroker] = []
+        self.router: Router
+        thread.run(self._start())
+        thread.until(lambda: all(it.is_linked for it in self.remotes), "the crossing to be linked")
+
+    async def _start(self) -> None:
+        for shard, leader in enumerate(self._others, 1):
+            remote = RemoteBroker(
+                self.name,
+                partial(self._want, shard),
+                connection_buffer_bytes=self.connection_buffer_bytes,
+            )
+            self.remotes.append(remote)
+            remote.connect(leader.place)
+        homes: list[Home] = [self._own.broker, *self.remotes]
+        self.home = self.router = Router(homes, self.arrival_us, self.want_turn, self.fail)
+        await self.open_doors()
+
+    def _want(self, shard: int) -> None:
+        self.router.want(shard)
+
+    async def _stop(self) -> None:
+        await self.close_doors()
+        for remote in self.remotes:
+            link = remote._link
+            remote.lost("the test is over")
+            deadline = time.monotonic() + WAIT_SECONDS
+            while link is not None and link._transport is not None and time.monotonic() < deadline:
+                await asyncio.sleep(0.001)
+
+    def stop(self) -> None:
+        self.thread.run(self._stop())
+
+
+@contextlib.contextmanager
+def crossing_at_work(
+    folder: Path,
+    listeners: Sequence[Listener] = (),
+    policies: Mapping[str, object] | None = None,
+    shards: int = 3,
+) -> Iterator[Crossing]:
+    """A front-end that leads one of several logs, for tests that know brokers by their wires."""
+    thread = LoopThread()
+    leaders = []
+    for shard in range(shards):
+        (folder / str(shard)).mkdir()
+        leaders.append(Leader(thread, folder / str(shard), policies=Policies(policies)))
+    crossing = Crossing(thread, leaders[0], leaders[1:], listeners)
+    yield crossing
+    crossing.stop()
+    for leader in leaders:
+        leader.stop()
+    thread.stop()
 
 
 @contextlib.contextmanager

@@ -202,6 +202,10 @@ class Load:
             longest[name] = max((later - moment for moment, later in pairwise(seen)), default=math.inf)
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest.items())
 
+    @property
+    def connections_lost(self) -> int:
+        return len(self._record.connections_lost)
+
     def check(self) -> str:
         """End, and judge. What is left in the queue is consumed first."""
         self._sending_ends.set()

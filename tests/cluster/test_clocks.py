@@ -11,7 +11,7 @@ import pytest
 
 from penstock.client import HttpClient
 from penstock.cluster.clocks import CLOCK, TIME, Clocks
-from penstock.cluster.front import Front
+from penstock.cluster.shard import Shard
 from penstock.log.disk import RealDisk
 from penstock.log.log import Log
 from tests.cluster.processes import FrontEnd
@@ -203,11 +203,11 @@ class Opened:
 )
 def test_a_step_that_somebody_has_made_a_moment_ago_is_not_made_again(idle_us: int, steps: list[int]) -> None:
     """Who took over, and died before it could say so: the time of its log is further than it has told."""
-    front: Any = Front.__new__(Front)
-    front._server = SimpleNamespace(now_us=lambda: AT_US)
-    front._clocks = clocks = Ours()
+    shard: Any = Shard.__new__(Shard)
+    clocks, shard.number = Ours(), 0
+    shard._server, shard._front = SimpleNamespace(now_us=lambda: AT_US), SimpleNamespace(clocks=clocks)
     clocks.round("b", -7200 * SECOND_US, leads=True)
-    front._keep_what_is_left(opened := Opened(AT_US - idle_us))
+    shard._keep_what_is_left(opened := Opened(AT_US - idle_us))
     assert opened.steps == steps
 
 

@@ -3,6 +3,7 @@
 import argparse
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 import yaml
 
 from penstock.cli import cluster as command
+from penstock.cluster.lease import LEASE_SECONDS, SUSPECT_SECONDS
 from penstock.log.jetstream.cluster import server_path
-from penstock.log.jetstream.lease import LEASE_SECONDS, SUSPECT_SECONDS
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.rights import rights_of_front_end, rights_of_reader, user_block
 from penstock.server.settings import SECTIONS, Settings
@@ -36,11 +37,12 @@ def read(folder: Path, text: str, **environ: str) -> Settings:
 
 
 def test_the_settings_of_a_front_end_are_settings(tmp_path: Path) -> None:
-    front_end, other_log = (read(tmp_path, text) for text in blocks("toml"))
+    front_end, several, other_log = (read(tmp_path, text) for text in blocks("toml"))
     assert isinstance(front_end.engine, tuple)
     assert len(front_end.engine) == 3
     assert (front_end.cluster.id, str(front_end.cluster.advertise)) == ("front-1", "front-1:7400")
     assert len(front_end.cluster.monitor) == 3
+    assert several.cluster.shards == 16
     assert other_log.cluster.name == "telemetry"
 
 
@@ -63,6 +65,13 @@ def test_the_rights_of_users_are_those_that_are_needed() -> None:
         for way, subjects in (("publish", front.publish), ("subscribe", front.subscribe))
         for subject, reason in subjects.items()
     ]
+    command = re.search(r"^    python -c '(.+)'$", PAGE, re.MULTILINE)
+    assert command is not None
+    done = subprocess.run([sys.executable, "-c", command[1]], capture_output=True, text=True, check=True)
+    assert (
+        done.stdout.strip()
+        == user_block("penstock", '"replace-this"', rights_of_front_end(LogNames(), 16)).strip()
+    )
     node = next(text for text in blocks("text") if text.startswith("server_name"))
     assert user_block("penstock", '"replace-this"', front) in node
     assert user_block("spark", '"replace-this-too"', reader) in node

@@ -4,6 +4,7 @@ import jsonschema_rs
 
 from penstock.cluster.checks import Finding, Level
 from penstock.cluster.info import cluster_info, nodes_of
+from penstock.cluster.records import Claim
 from penstock.http.api.broker import SCHEMAS
 
 STREAM = {
@@ -39,7 +40,13 @@ def test_the_picture_is_what_the_api_promises() -> None:
     findings = [Finding("version", Level.OK, "2.15.1"), Finding("sync", Level.WARN, "who knows", "ask")]
     members: dict[str, dict[str, object]] = {"f1": {"warm": True}, "f3": {"version": "0.1.0"}}
     picture = cluster_info(
-        name="eu", own="f2", leader="f1", members=members, linked=["f2"], stream=STREAM, findings=findings
+        name="eu",
+        own="f2",
+        members=members,
+        linked=["f2"],
+        claims=[Claim("f1", 3)],
+        streams={0: STREAM},
+        findings=findings,
     )
     jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), picture)
     assert (picture["role"], picture["leader"], picture["id"]) == ("follower", "f1", "f2")
@@ -48,7 +55,8 @@ def test_the_picture_is_what_the_api_promises() -> None:
         {"id": "f2", "role": "follower", "version": "", "linked": True, "copy": "behind"},
         {"id": "f3", "role": "follower", "version": "0.1.0", "linked": False, "copy": "behind"},
     ]
+    assert picture["shards"] == [{"shard": 0, "leader": "f1", "term": 3, "copies": []}]
     assert picture["checks"][1] == {"name": "sync", "level": "warn", "text": "who knows", "advice": "ask"}
-    alone = cluster_info(name="eu", own="f1", leader="f1", members={}, stream=None, findings=[])
+    alone = cluster_info(name="eu", own="f1", members={}, claims=[Claim("f1")], streams={}, findings=[])
     jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), alone)
     assert (alone["role"], alone["nodes"]) == ("leader", [])

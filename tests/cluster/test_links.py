@@ -52,7 +52,7 @@ def names(leader: Leader) -> list[str]:
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        (GOOD._replace(term=2), "term 1"),
+        (GOOD._replace(term=0), "term 1"),
         (GOOD._replace(kind="other"), "kind 'other'"),
         (GOOD._replace(front_end=""), "kind"),
     ],

@@ -235,7 +235,7 @@ def test_a_connection_ends_with_the_leader(pipe: Pipe, leader: Leader) -> None:
     wire = Wire(("127.0.0.1", pipe.port))
     wire.say(b"GET /one HTTP/1.1\r\n\r\n")
     wire.hear(20)
-    leader.thread.call(leader.host.close)
+    leader.thread.call(leader.door.end_pipes)
     while wire.some():
         pass
     wire.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.client import HttpClient, PhpmqClient
+from penstock.cluster.records import LEASE
 from penstock.log.jetstream.credentials import read_credentials
 from penstock.log.jetstream.errors import JetStreamError, NotAllowed
-from penstock.log.jetstream.lease import LEASE
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.options import LinkOptions

@@ -16,7 +16,7 @@ from queue import Queue
 import pytest
 
 from penstock.client import HttpClient, PhpmqClient, RqClient, SspqClient, TimedOut, Undelivered
-from penstock.log.jetstream.lease import LEASE_SECONDS
+from penstock.cluster.lease import LEASE_SECONDS
 from tests.cluster.processes import FrontEnd, Site, site
 from tests.http.api import Api
 from tests.server.harness import WAIT_SECONDS, until

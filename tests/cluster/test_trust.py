@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster import host as relay_host
+from penstock.cluster import door as relay_host
 from penstock.cluster.frames import Hello, Kind, encode_frame, encode_hello, encode_json
 from penstock.cluster.trust import Asking, Files, Trust
 from penstock.cluster.trust import Leader as Place
@@ -82,7 +82,7 @@ def turned_away(leader: Leader, wire: Wire) -> None:
     while wire.some():
         pass
     wire.close()
-    leader.thread.until(lambda: not leader.host._strangers, "it to be gone")
+    leader.thread.until(lambda: not leader.door._strangers, "it to be gone")
     assert leader.thread.call(lambda: leader.host.front_ends) == []
 
 
@@ -126,7 +126,7 @@ def test_with_certificates_the_key_is_asked_for_as_well(
     wire.say(encode_frame(Kind.PROOF, encode_json({"proof": "00" * 32})))
     assert wire.is_closed()
     wire.close()
-    thread.until(lambda: not leader.host._strangers, "it to be gone")
+    thread.until(lambda: not leader.door._strangers, "it to be gone")
     assert thread.call(lambda: leader.host.front_ends) == ["follower"]
     for front in (good, stranger, leader):
         front.stop()

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.cluster.frames import VERSION, Hello, Reader, decode_hello
-from penstock.log.jetstream.api import Stored
-from penstock.log.jetstream.lease import Claim, _read
+from penstock.cluster.records import Claim, Seen, claim_of
 from tests.cluster.processes import FrontEnd, site
 from tests.http.api import Api
 from tests.server.harness import until
@@ -60,7 +59,7 @@ def test_what_0_1_0_says_is_understood() -> None:
     assert VERSION == 3, "another number: record the hello of the last version with this one, and keep both"
     (frame,) = Reader().feed(HELLO_OF_0_1_0)
     assert decode_hello(frame) == Hello("words", "front-1-ab12", 7, "5f", "00ff", "")
-    assert _read(Stored(1, "", LEASE_OF_0_1_0)) == Claim("front-1-ab12", 7, "10.0.0.1:7400", "0.1.0")
+    assert claim_of(Seen("lease", 1, LEASE_OF_0_1_0)) == Claim("front-1-ab12", 7, "10.0.0.1:7400", "0.1.0")
 
 
 def test_a_rolling_upgrade(tmp_path: Path) -> None:

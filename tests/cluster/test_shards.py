@@ -1,0 +1,188 @@
+"""A cluster with several logs, on real nodes: words find their shard, and leadership moves without a loss."""
+
+import argparse
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.client import connect
+from penstock.cluster.checks import check_servers
+from penstock.cluster.restoring import restored_stream
+from penstock.common.given import SettingsError
+from penstock.log.jetstream.names import LogNames
+from penstock.model.shards import shard_of
+from penstock.server.settings_read import add_arguments, load
+from tests.cluster.load import Load
+from tests.cluster.processes import FrontEnd, Site, site
+from tests.http.api import Api
+from tests.server.harness import until
+
+SHARDS = 4
+FLAGS = ("--cluster-shards", str(SHARDS))
+
+
+def queues_of_all(name: str) -> list[str]:
+    """A queue for each shard."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < SHARDS:
+        queue = f"{name}.{number}"
+        found.setdefault(shard_of(queue, SHARDS), queue)
+        number += 1
+    return [found[shard] for shard in range(SHARDS)]
+
+
+def leaders(front: FrontEnd) -> list[str]:
+    """By shard: the name of the front-end that leads it."""
+    return [it["leader"].rpartition("-")[0] for it in front.ask("/v1/engine")["cluster"]["shards"]]
+
+
+def balanced(running: Site, names: str) -> None:
+    def is_so() -> bool:
+        led = [leaders(front) for front in running.running]
+        return all(set(it) == set(names) and it == led[0] for it in led)
+
+    until(is_so, f"shards to be led by each of {names}", 60)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("shards"), nodes=1, fronts=2, flags=FLAGS) as running:
+        balanced(running, "ab")
+        yield running
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "rq", "sspq", "http"])
+def test_what_is_sent_at_one_front_end_is_received_at_the_other(pair: Site, protocol: str) -> None:
+    here, there = pair.fronts
+    queues = queues_of_all(protocol) if protocol != "sspq" else ["default"]
+    with connect(here.url(protocol)) as sender, connect(there.url("phpmq")) as receiver:
+        for queue in queues:
+            if protocol == "sspq":
+                sender.send(queue.encode())
+            else:
+                sender.send(queue, queue.encode())
+        for queue in queues:
+            (message,) = receiver.consume(queue, count=1)
+            assert message.body == queue.encode()
+            message.ack()
+
+
+def test_lists_have_the_queues_of_all_front_ends(pair: Site) -> None:
+    queues = queues_of_all("listed")
+    with connect(pair.fronts[0].url("phpmq")) as sender:
+        for queue in queues:
+            sender.send(queue, b"x")
+    for front in pair.fronts:
+        assert [row["name"] for row in front.ask("/v1/queues?match=listed.*")["queues"]] == sorted(queues)
+        page = front.ask("/v1/queues?match=listed.*&limit=3")
+        assert [row["name"] for row in page["queues"]] == sorted(queues)[:3]
+        assert page["next"] == sorted(queues)[2]
+        for queue in queues:
+            assert front.ask(f"/v1/queues/{queue}")["ready"] == 1
+
+
+def test_nothing_goes_into_a_queue_of_another_shard_in_one_step(pair: Site) -> None:
+    """It would be in a log where nobody looks for that queue."""
+    here, there = queues_of_all("apart")[:2]
+    front = pair.fronts[0]
+    with connect(front.url("phpmq")) as sender:
+        sender.send(here, b"x")
+    for step in ("copy", "move"):
+        with Api(front.ports["http"]) as api:
+            reply = api.ask("POST", f"/v1/queues/{here}/{step}", {"to": there, "offsets": [0]})
+        assert reply.status == 409, reply
+        assert f"queue '{there}' is in another log of this cluster" in reply.json["detail"]
+    assert front.ask(f"/v1/queues/{here}")["ready"] == 1
+    assert [row["name"] for row in front.ask("/v1/queues?match=apart.*")["queues"]] == [here]
+
+
+def test_each_leader_has_a_copy_of_what_it_leads(pair: Site) -> None:
+    for front in pair.fronts:
+        for shard in front.ask("/v1/engine")["cluster"]["shards"]:
+            assert shard["leader"] in shard["copies"], front.name
+
+
+def test_the_checks_go_by_the_shards_that_there_are(pair: Site) -> None:
+    """Also where the settings do not say how many: the rights and streams of one log would be others."""
+    monitor = pair.nodes.nodes[0].ports.monitor
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = ["--engine", ",".join(pair.nodes.urls), "--cluster-monitor", f"http://127.0.0.1:{monitor}"]
+    settings = load(parser.parse_args([*flags, "--cluster-replicas", "1"]), {})
+    found = {it.name for it in asyncio.run(check_servers(settings))}
+    assert {f"stream {names.stream}" for names in LogNames().of_shards(SHARDS)} < found
+    assert f"stream {LogNames().stream}" not in found
+
+
+def test_a_backup_is_not_restored_into_a_cluster_with_several_logs(pair: Site, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = ["--engine", ",".join(pair.nodes.urls), "--data", str(tmp_path), "--cluster-replicas", "1"]
+    settings = load(parser.parse_args(flags), {})
+    with pytest.raises(SettingsError, match=f"has {SHARDS} logs"), restored_stream(settings):
+        pass
+
+
+def test_an_archive_is_of_a_cluster_with_one_log(pair: Site, tmp_path: Path) -> None:
+    archive = ("--archive-path", str(tmp_path / "archive"), "--archive-queues", "*")
+    other = FrontEnd("z", tmp_path / "z", pair.nodes, pair.nodes.urls, *archive)
+    with pytest.raises(AssertionError):
+        other.start()
+    assert other.wait() == 2
+    assert f"an archive is made of one log, and this cluster has {SHARDS} (cluster.shards)" in other.log()
+
+
+def test_who_comes_takes_its_share_and_nobody_loses_anything(tmp_path: Path) -> None:
+    queues = queues_of_all("moved")
+    with site(tmp_path, nodes=1, fronts=2, flags=FLAGS) as running, ExitStack() as stack:
+        balanced(running, "ab")
+        loads = [stack.enter_context(Load(running, queue)) for queue in queues[:2]]
+        for load in loads:
+            load.flows()
+        running._count = 3
+        running.start_fronts()
+        balanced(running, "abc")
+        for load in loads:
+            load.flows(running.fronts[:2])
+        for load in loads:
+            load.check()
+            assert not load.connections_lost
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["SIGTERM", "SIGKILL", "SIGSTOP", "node"])
+def test_a_fault_costs_nothing_that_was_confirmed(tmp_path: Path, fault: str) -> None:
+    queues = queues_of_all("left")
+    with site(tmp_path, nodes=1, fronts=3, flags=FLAGS) as running, ExitStack() as stack:
+        balanced(running, "abc")
+        victim, *others = running.fronts
+        loads = [stack.enter_context(Load(running, queue)) for queue in queues[:2]]
+        for load in loads:
+            load.flows()
+        began = time.monotonic()
+        if fault == "node":
+            (node,) = running.nodes.nodes
+            node.kill()
+            node.start()
+            running.nodes.wait_ready()
+            balanced(running, "abc")
+        elif fault == "SIGSTOP":
+            victim.pause()
+            until(lambda: all("a" not in leaders(it) for it in others), "others to lead", 60)
+            victim.resume()
+        else:
+            victim.signal(signal.Signals[fault])
+            victim.wait()
+            balanced(running, "bc")
+            running.start_fronts()
+        for load in loads:
+            load.flows()
+            load.lead_changed(began)
+        for load in loads:
+            load.check()
