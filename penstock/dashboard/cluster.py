@@ -38,12 +38,16 @@ class ClusterPanel:
         if cluster is None:
             return
         self._name.set_text(cluster["name"])
-        self._role.set_text(cluster["role"])
+        many = len(cluster["shards"]) > 1
+        self._role.set_text(_led(cluster, cluster["id"]) if many else cluster["role"])
         self._own.set_text(cluster["id"])
-        self._leader.set_text(cluster["leader"] or "nobody at the moment")
+        leaders = sorted({it["leader"] for it in cluster["shards"] if it["leader"]})
+        self._leader.set_text(", ".join(leaders) if many else cluster["leader"] or "nobody at the moment")
         self._tables.clear()
         with self._tables:
             _map(cluster)
+            if len(cluster["shards"]) > 1:
+                _shards(cluster["shards"])
             _checks(cluster["checks"])
 
 
@@ -53,7 +57,7 @@ def _map(cluster: Fields) -> None:
     with tag("div", classes="ps-map"):
         with tag("ul", classes="ps-map-row ps-map-above", aria_label="Front-ends"):
             for member in members:
-                _member(member, is_this=member["id"] == cluster["id"])
+                _member(member, cluster)
         tag("p", _between(cluster), "ps-map-log")
         if nodes:
             with tag("ul", classes="ps-map-row ps-map-below", aria_label="NATS nodes"):
@@ -61,19 +65,31 @@ def _map(cluster: Fields) -> None:
                     _node(node)
 
 
+def _led(cluster: Fields, member: str) -> str:
+    """How much a front-end leads, where there are several logs."""
+    shards = cluster["shards"]
+    return f"leads {sum(it['leader'] == member for it in shards)} of {len(shards)} shards"
+
+
 def _between(cluster: Fields) -> str:
+    if len(cluster["shards"]) > 1:
+        orphans = sum(not it["leader"] for it in cluster["shards"])
+        led = "each written by the front-end that leads it" if not orphans else f"{orphans} led by nobody"
+        return f"The {len(cluster['shards'])} logs of {cluster['name']}, {led}"
     there = sum(node["state"] != "offline" for node in cluster["nodes"])
     copies = f"kept by {there} of {units.counted(len(cluster['nodes']), 'node')}" if cluster["nodes"] else ""
     who = f"written by {cluster['leader']}" if cluster["leader"] else "nobody leads at the moment"
     return f"The log {cluster['name']}: {', '.join(filter(None, (who, copies)))}"
 
 
-def _member(member: Fields, *, is_this: bool) -> None:
+def _member(member: Fields, cluster: Fields) -> None:
+    is_this = member["id"] == cluster["id"]
     leads = member["role"] == "leader"
     with tag("li", classes="ps-map-box ps-map-leads" if leads else "ps-map-box"):
         tag("b", member["id"])
         with tag("span", classes="ps-map-badges"):
-            badge(member["role"], "ok" if leads else "")
+            many = len(cluster["shards"]) > 1
+            badge(_led(cluster, member["id"]) if many else member["role"], "ok" if leads else "")
             if not member["linked"]:
                 badge("not linked", "warn")
             if member["copy"] == "behind":
@@ -92,6 +108,23 @@ def _node(node: Fields) -> None:
         with tag("span", classes="ps-map-badges"):
             badge(node["state"], NODE_KINDS.get(node["state"], ""))
         tag("small", f"{units.counted(node['behind'], 'record')} behind" if node["behind"] else "NATS")
+
+
+def _shards(shards: list[Fields]) -> None:
+    with tag("table", classes="ps-table", aria_label="Shards"):
+        _head("Shard", "Led by", "Term", "Could lead it at once")
+        with tag("tbody"):
+            for shard in shards:
+                with tag("tr"):
+                    tag("th", str(shard["shard"]), scope="row")
+                    with tag("td"):
+                        if shard["leader"]:
+                            tag("span", shard["leader"])
+                        else:
+                            badge("nobody", "bad")
+                    tag("td", str(shard["term"]))
+                    others = [it for it in shard["copies"] if it != shard["leader"]]
+                    tag("td", ", ".join(others) or "nobody else")
 
 
 def _checks(checks: list[Fields]) -> None:

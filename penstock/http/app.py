@@ -55,20 +55,79 @@ LIST_PART: Final = 200
 """Items of a long list whose JSON is made in one go: about a millisecond."""
 
 
-class Call:
+class Reading:
+    """A request whose body is read, within bounds."""
+
+    __slots__ = ("held_bytes", "request", "site")
+
+    def __init__(self, site: Site, request: Request) -> None:
+        self.site = site
+        self.request = request
+        self.held_bytes = 0  # of its body
+
+    async def body(self, bytes_max: int | None = None) -> bytes:
+        """The whole body; a Problem where it is larger than allowed."""
+        most = self.site.body_bytes_max if bytes_max is None else bytes_max
+        connection: BoundedProtocol | None = self.request.scope.get(CONNECTION)
+        whole = connection.whole_body(self.request.scope) if connection is not None else None
+        if whole is not None:  # as nearly always where it is small
+            if len(whole) > most:
+                raise _too_large(most)
+            if not self._hold(len(whole)):
+                raise self.site.held.no_room()
+            return whole
+        length = self.request.headers.get("content-length", "")
+        parts: list[bytes] = []
+        gathered = int(length[:18]) if length.isdigit() else 0
+        if gathered <= most:
+            gathered = 0
+            seconds = self.site.frame_seconds
+            try:
+                async with asyncio.timeout(seconds) as patience:
+                    self.site.held.reading[self] = patience
+                    async for chunk in self.request.stream():
+                        gathered += len(chunk)
+                        if gathered > most or not self._hold(len(chunk)):
+                            break
+                        parts.append(chunk)
+                        patience.reschedule(asyncio.get_running_loop().time() + seconds)
+                    else:
+                        return b"".join(parts)
+            except TimeoutError:
+                if self in self.site.held.reading:
+                    raise _too_slow(seconds) from None
+            finally:
+                self.site.held.reading.pop(self, None)
+        problem = _too_large(most) if gathered > most else self.site.held.no_room()
+        parts.clear()
+        self.let_go()
+        await _discard(self.request.stream())
+        raise problem
+
+    def _hold(self, count: int) -> bool:
+        has_room = self.site.held.hold_body(count, self.held_bytes)
+        if has_room:
+            self.held_bytes += count
+        return has_room
+
+    def let_go(self) -> None:
+        if self.held_bytes:
+            self.site.held.let_body_go(self.held_bytes)
+            self.held_bytes = 0
+
+
+class Call(Reading):
     """One request on its way through its handler."""
 
-    __slots__ = ("held_bytes", "request", "route", "site", "user", "values")
+    __slots__ = ("route", "user", "values")
 
     def __init__(
         self, site: Site, route: Route, request: Request, user: User, values: Mapping[str, Any]
     ) -> None:
-        self.site = site
+        super().__init__(site, request)
         self.route = route
-        self.request = request
         self.user = user
         self.values = values  # of every parameter, its default where it was not given
-        self.held_bytes = 0  # of its body
 
     def __getitem__(self, name: str) -> Any:  # a parameter's kind has checked it
         return self.values[name]
@@ -108,56 +167,6 @@ class Call:
             raise ClientDisconnect
         if self.site.stopping.is_set():
             raise Problem("unavailable", f"the broker stops; {so_far}")
-
-    async def body(self, bytes_max: int | None = None) -> bytes:
-        """The whole body; a Problem where it is larger than allowed."""
-        most = self.site.body_bytes_max if bytes_max is None else bytes_max
-        connection: BoundedProtocol | None = self.request.scope.get(CONNECTION)
-        whole = connection.whole_body(self.request.scope) if connection is not None else None
-        if whole is not None:  # as nearly always where it is small
-            if len(whole) > most:
-                raise _too_large(most)
-            if not self._hold(len(whole)):
-                raise self.site.no_room()
-            return whole
-        length = self.request.headers.get("content-length", "")
-        parts: list[bytes] = []
-        gathered = int(length[:18]) if length.isdigit() else 0
-        if gathered <= most:
-            gathered = 0
-            seconds = self.site.frame_seconds
-            try:
-                async with asyncio.timeout(seconds) as patience:
-                    self.site.reading[self] = patience
-                    async for chunk in self.request.stream():
-                        gathered += len(chunk)
-                        if gathered > most or not self._hold(len(chunk)):
-                            break
-                        parts.append(chunk)
-                        patience.reschedule(asyncio.get_running_loop().time() + seconds)
-                    else:
-                        return b"".join(parts)
-            except TimeoutError:
-                if self in self.site.reading:
-                    raise _too_slow(seconds) from None
-            finally:
-                self.site.reading.pop(self, None)
-        problem = _too_large(most) if gathered > most else self.site.no_room()
-        parts.clear()
-        self.let_go()
-        await _discard(self.request.stream())
-        raise problem
-
-    def _hold(self, count: int) -> bool:
-        has_room = self.site.hold_body(count, self.held_bytes)
-        if has_room:
-            self.held_bytes += count
-        return has_room
-
-    def let_go(self) -> None:
-        if self.held_bytes:
-            self.site.let_body_go(self.held_bytes)
-            self.held_bytes = 0
 
     async def fields(self) -> dict[str, Any]:
         """The members of a JSON body, checked by the route's row; defaults where they are absent."""
@@ -230,6 +239,15 @@ def _too_slow(seconds: int) -> Problem:
     )
 
 
+def moved() -> Problem:
+    """What was asked for has ended here under way."""
+    return Problem(
+        "no-leader",
+        "this log is not led here any more; try again in a second",
+        headers={"Retry-After": "1"},
+    )
+
+
 def _near(name: str, names: Iterable[str]) -> str:
     names = list(names)
     near = difflib.get_close_matches(name, names, n=1)
@@ -288,8 +306,13 @@ class App:
                 )
             response = (problem or Problem("internal", str(error))).response()
         except Exception:  # the last place where a fault of ours can become an answer
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            response = Problem("internal", "this is a fault of the broker's; its log says more").response()
+            if self._site.is_closed:
+                response = moved().response()
+            else:
+                log.exception("%s %s failed", scope["method"], scope["path"])
+                response = Problem(
+                    "internal", "this is a fault of the broker's; its log says more"
+                ).response()
         kind = f"{response.status_code // 100}xx"
         self._site.requests[_method(scope), scope.get("penstock.route", NO_ROUTE), kind] += 1
         await self._answer(response, scope, receive, send)
@@ -299,8 +322,8 @@ class App:
         body = getattr(response, "body", b"")  # Those that come in parts have none, and bounds of their own.
         if connection is None or len(body) <= PIECE_BYTES:
             await response(scope, receive, send)
-        elif not self._site.hold_answer(len(body), must=scope["method"] not in ("GET", "HEAD")):
-            await self._site.no_room().response()(scope, receive, send)
+        elif not self._site.held.hold_answer(len(body), must=scope["method"] not in ("GET", "HEAD")):
+            await self._site.held.no_room().response()(scope, receive, send)
         else:
             try:
                 await hand_over(
@@ -325,7 +348,7 @@ class App:
             call.let_go()
 
     async def _admit(self, request: Request, route: Route, queue: str | None) -> User:
-        user = await self._identify(request)
+        user = await self.identify(request)
         request.scope[CALLER] = user.name
         right = route.right
         if queue is None and not route.everywhere and right is not Right.ADMIN:
@@ -336,7 +359,8 @@ class App:
             raise forbidden(user, right, queue)
         return user
 
-    async def _identify(self, request: Request) -> User:
+    async def identify(self, request: Request) -> User:
+        """Who asks; a Problem where that is not known."""
         within: Callable[[], User | None] | None = request.scope.get(USER)
         if within is not None:
             return within() or NOBODY
@@ -350,7 +374,7 @@ class App:
 
     async def _find(self, request: Request) -> tuple[Route, dict[str, Any]]:
         raw: bytes = request.scope["raw_path"]
-        segments = _segments(raw)
+        segments = segments_of(raw)
         method = "GET" if request.method == "HEAD" else request.method
         allowed: list[str] = []
         last = segments[-1] if segments else ""
@@ -365,7 +389,7 @@ class App:
             return route, texts
         if allowed:
             # Whoever is nobody here is not told what there is.
-            await self._identify(request)
+            await self.identify(request)
             raise Problem(
                 "method-not-allowed",
                 f"{request.method} is not offered here; there is {', '.join(sorted(allowed))}",
@@ -391,7 +415,7 @@ def _method(scope: Scope) -> str:
     return method if method in METHODS else "(other)"
 
 
-def _segments(raw: bytes) -> list[str]:
+def segments_of(raw: bytes) -> list[str]:
     path = raw.partition(b"?")[0]
     if path == b"/":
         return []

@@ -81,6 +81,13 @@ class Guard:
             raise _unauthorized("send a token: Authorization: Bearer TOKEN")
         return await self.recognise(token, address)
 
+    def named(self, name: str) -> User | None:
+        """Who is called that, by the word of another front-end of this cluster; None: nobody (any more)."""
+        if self.is_open:
+            return EVERYBODY
+        user = self._users.get(name) or next((it for _, it in self._plain if it.name == name), None)
+        return None if user is None or user.is_over(round(self._wall() * 1_000_000)) else user
+
     def recall(self, headers: Mapping[str, str], address: str) -> User | None:
         """Who asks, where nothing has to be compared to know it; None: `identify` finds out, or says no."""
         if self.is_open:

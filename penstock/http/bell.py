@@ -23,8 +23,14 @@ NAME_BYTES_MAX: Final = 4096
 
 class Bell:
     def __init__(
-        self, bell: socket.socket, protocol: Callable[..., asyncio.BaseProtocol], entrance: TlsDoor | None
+        self,
+        bell: socket.socket,
+        protocol: Callable[..., asyncio.BaseProtocol],
+        entrance: TlsDoor | None,
+        handed_over: Callable[[str, socket.socket], None] | None = None,
     ) -> None:
+        """`handed_over` gets the ends of ways to other front-ends, by name."""
+        self._handed_over = handed_over
         self._bell = bell
         self._protocol = protocol  # takes the keyword `caller`
         self._entrance = entrance
@@ -50,6 +56,9 @@ class Bell:
                 return
             peer = socket.socket(fileno=sockets[0])
             peer.setblocking(False)
+            if name.startswith(b"\0") and self._handed_over is not None:
+                self._handed_over(name[1:].decode(), peer)
+                continue
             caller = caller_of(name.decode())
             protocol = partial(self._protocol, caller=caller)
             if self._entrance is not None:

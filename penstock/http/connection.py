@@ -121,6 +121,11 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     @property
+    def is_handed_over(self) -> bool:
+        """Whether it comes from another front-end."""
+        return self._caller is not None
+
+    @property
     def peer(self) -> str:
         """Where it comes from; through a socket of this machine, which has no names, a number."""
         return "{}:{}".format(*self.client) if self.client is not None else f"unix#{id(self)}"

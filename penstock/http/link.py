@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 
 from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, encode_frame
 from penstock.errors import PenstockError
+from penstock.model.shards import shard_of
 
 CALL_SECONDS = 30.0
 """A first process that does not answer for so long is stopped, or as good as."""
@@ -175,3 +176,33 @@ async def open_link(fd: int) -> Link:
     loop = asyncio.get_running_loop()
     _, link = await loop.create_connection(Link, sock=socket.socket(fileno=fd))
     return link
+
+
+class ShardLink(Link):
+    """The same link, for what is about one of several logs."""
+
+    def __init__(self, whole: Link, shard: int, shards: int) -> None:
+        self._whole = whole
+        self._shard = shard
+        self._shards = shards
+
+    def ask(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Asked:
+        fields = fields or {}
+        # Nobody would find what is put into another log than that of its queue.
+        for queue in (fields.get("queue"), *(part["queue"] for part in fields.get("parts", ()))):
+            if queue and (there := shard_of(queue, self._shards)) != self._shard:
+                raise CallRefused(
+                    "refused",
+                    f"queue {queue!r} is in log {there} of this cluster, and this request is about log "
+                    f"{self._shard}: where a cluster has several (cluster.shards), messages are copied, "
+                    f"moved and committed together within one",
+                )
+        return self._whole.ask(name, {"shard": self._shard, **fields}, *buffers)
+
+    def expect(self, name: str) -> Asked:
+        return self._whole.expect(name)
+
+    async def answer(
+        self, asked: Asked, *, seconds: float = CALL_SECONDS, unless: "asyncio.Future[None] | None" = None
+    ) -> Frame:
+        return await self._whole.answer(asked, seconds=seconds, unless=unless)

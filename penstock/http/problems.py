@@ -42,6 +42,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "head-too-large": (431, "The head of the request is too large"),
     "internal": (500, "A fault of the broker's"),
     "not-installed": (501, "Something is not installed"),
+    "no-leader": (503, "Nobody leads what this is about at this moment"),
     "unavailable": (503, "The broker cannot do that now"),
     "disk-full": (507, "The disk is full"),
 }

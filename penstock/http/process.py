@@ -23,8 +23,12 @@ from penstock.http.api.routes import all_routes
 from penstock.http.app import App, Door
 from penstock.http.bell import Bell
 from penstock.http.connection import BoundedProtocol
+from penstock.http.held import Held
 from penstock.http.link import LinkLost, open_link
 from penstock.http.quick import Quick
+from penstock.http.sharding.gate import Gate
+from penstock.http.sharding.others import Others
+from penstock.http.sharding.shards import Shards
 from penstock.http.site import Site
 from penstock.http.tls_door import TlsDoor
 from penstock.http.web_server import Config, Server
@@ -45,7 +49,7 @@ class Extension(Protocol):
     async def stop(self) -> None: ...
 
 
-Extend = Callable[[Site, App], Extension]
+Extend = Callable[[Site, App | Gate], Extension]
 
 
 async def serve(
@@ -59,14 +63,23 @@ async def serve(
         return
     start_logging(hello["log_level"], hello["log_format"])
     tls = _tls_files(hello)
-    site = Site(link, hello, Gauge(gauge_fd))
-    app = App(site, all_routes(hello["lease_seconds_max"]))
+    held = Held(Gauge(gauge_fd), max(hello["bodies_bytes_max"], hello["body_bytes_max"]))
+    site = Site(link, hello, held)
+    routes = partial(all_routes, hello["lease_seconds_max"])
+    own = App(site, routes())
+    app: App | Gate = own
+    others: Others | None = None
+    shards: Shards | None = None
+    if hello["sharding"] is not None:
+        others = Others(link)
+        app = gate = Gate(site, own, others)
+        shards = Shards(link, hello, site, gate, routes)
     extension = extend(site, app) if extend is not None else None
     if extension is not None:
         app.door = extension.door
         site.has_pages = True
     BoundedProtocol.connections_max = hello["connections_max"]
-    BoundedProtocol.quick = Quick(site)
+    BoundedProtocol.quick = Quick(site) if shards is None else None
     config = Config(
         app,
         http=BoundedProtocol,
@@ -88,6 +101,8 @@ async def serve(
     bell: Bell | None = None
 
     def told(fields: Fields) -> None:
+        if shards is not None and ("drain" in fields or "stop" in fields):
+            shards.drain()
         if "drain" in fields:
             site.stopping.set()
         elif "stop" in fields:
@@ -98,22 +113,25 @@ async def serve(
                 if way_in is not None:
                     way_in.close()
         elif "memory_is_full" in fields:
-            site.set_memory_full(fields["memory_is_full"])
+            held.set_memory_full(fields["memory_is_full"])
         elif "tokens" in fields:
             site.guard.set_users(fields["tokens"], fields["users"])
+        elif "sharding" in fields and shards is not None:
+            shards.want(fields["sharding"])
         elif "tls" in fields and tls is not None:
             tls.look(asked=True)
 
     link.hear(told)
     link.on_lost = _gone
-    await site.start()
+    await (site if shards is None else shards).start()
     log.info("the HTTP API answers", extra={"facts": {"address": hello["address"], "pid": os.getpid()}})
     config.load()
     make = partial(BoundedProtocol, config, server.server_state, {})
     if tls is not None:
         entrance = TlsDoor(door, make, tls, hello["handshake_seconds"], site.auditing)
     if bell_fd is not None:
-        bell = Bell(socket.socket(fileno=bell_fd), make, entrance)
+        handed_over = others.handed_over if others is not None else None
+        bell = Bell(socket.socket(fileno=bell_fd), make, entrance if others is None else None, handed_over)
     try:
         await server.serve(sockets=[] if tls is not None else [door])
     finally:
@@ -123,7 +141,11 @@ async def serve(
         link.on_lost = None
         if extension is not None:
             await extension.stop()
-        await site.close()
+        if shards is None:
+            await site.close()
+        else:
+            await shards.stop()
+            await site.auditing.close()
 
 
 def _tls_files(hello: Fields) -> TlsFiles | None:

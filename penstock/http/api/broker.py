@@ -34,6 +34,21 @@ SCHEMAS: Final = {
             "id": schema.said(schema.STRING, "Of the front-end that answers."),
             "role": schema.words("leader", "follower"),
             "leader": schema.said(schema.STRING, "The front-end that leads; empty: none does at the moment."),
+            "shards": {
+                **schema.list_of(
+                    schema.object_of(
+                        {
+                            "shard": schema.COUNT,
+                            "leader": schema.said(schema.STRING, "Empty: none does at the moment."),
+                            "term": schema.COUNT,
+                            "copies": schema.said(
+                                schema.list_of(schema.STRING), "Front-ends that could lead it at once."
+                            ),
+                        }
+                    )
+                ),
+                "description": "The logs of the cluster: one, or as many as `[cluster] shards` says.",
+            },
             "members": schema.list_of(
                 schema.object_of(
                     {

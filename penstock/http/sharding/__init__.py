@@ -1,0 +1,1 @@
+"""The HTTP API of a front-end in a cluster with several logs."""

@@ -1,0 +1,606 @@
+"""Gate: what comes to the API of a front-end in a cluster with several logs, and who answers it.
+
+Each log that is led here has an application of its own, as a broker has that has one log (`site.py`,
+`app.py`).
+
+    about a queue     goes to the application of its log, here or at the front-end that leads it (`others.py`)
+    about all         is asked of all logs, wherever they are, and put together (`merging.py`)
+    about readers     is asked of the logs that have their queues
+    transactions      are of one log: that of their queues
+    about this one    the engine, metrics, audit: what this front-end leads and does
+
+Rules that always hold:
+  * Who asks is known where the log is: a token goes with the request, and a visitor of a page by name, which
+    is believed between front-ends alone.
+  * Where a front-end does not answer, an answer about all is put together from the others, and names it
+    (`missing`).
+
+How it fails: `no-leader` (503), where nobody leads, or whoever does cannot be reached.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.control.frames import Fields
+from penstock.http.api.offsets import RANGES_MAX
+from penstock.http.app import REFUSALS, App, Door, Reading, json_text, moved, segments_of, whence
+from penstock.http.auth import USER, forbidden
+from penstock.http.connection import CONNECTION
+from penstock.http.problems import Problem
+from penstock.http.sharding import merging, streams
+from penstock.http.sharding.others import (
+    Answered,
+    Asked,
+    Headers,
+    Others,
+    passed_headers,
+    target_of,
+    unreachable,
+)
+from penstock.http.site import Site
+from penstock.model.rights import Right, User
+from penstock.model.shards import shard_of
+
+HERE: Final = b"penstock-here"
+"""A request of another front-end, which asks the others itself: about all that is led here, or about the
+shard of that number."""
+
+ALL: Final = b"all"
+THEIRS: Final = "penstock.theirs"
+"""Whether another front-end has sent it on: then it goes no further."""
+
+NAMED: Final = b"penstock-user"
+"""Whom a front-end has recognised; nobody else is believed."""
+
+LIST_SECONDS: Final = 2.0
+"""How long another front-end may take for its part of an answer that changes nothing."""
+
+OWN: Final = frozenset({"/", "/healthz", "/openapi.json", "/v1/audit", "/v1/archive"})
+UNSHARDED: Final = frozenset({"/v1/backup", "/v1/folder"})
+"""What a cluster with several logs does not have (yet)."""
+
+_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+Source = Callable[[Asked], Awaitable[Answered]]
+
+
+class Gate:
+    """An ASGI application."""
+
+    def __init__(self, base: Site, own: App, others: Others) -> None:
+        """`base` and `own` answer what is about no log."""
+        self._base = base
+        self._own = own
+        self._others = others
+        self.door: Door | None = None
+        self._apps: dict[int, App] = {}  # by shard: those that are led here
+        self._leaders: list[str] = []
+        self._member = ""
+
+    def set_shards(self, sharding: Fields, apps: dict[int, App]) -> None:
+        """Who leads what, from now on."""
+        self._leaders = sharding["leaders"]
+        self._member = sharding["own"]
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.door is not None and self.door.takes(scope):
+            await self.door(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        scope = self._believed(scope)
+        try:
+            await self._route(scope, receive, send)
+        except ClientDisconnect:
+            return
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+
+    def _believed(self, scope: Scope) -> Scope:
+        """With what another front-end says of a request; the same words of anybody else go."""
+        connection = scope.get(CONNECTION)
+        is_theirs = connection is not None and connection.is_handed_over
+        said = next((value for name, value in scope["headers"] if name == NAMED), None)
+        wanted = {HERE} if is_theirs else set()
+        headers = [it for it in scope["headers"] if it[0] not in (HERE, NAMED) or it[0] in wanted]
+        scope = {**scope, "headers": headers, THEIRS: is_theirs}
+        if is_theirs and said is not None:
+            scope[USER] = partial(self._base.guard.named, unquote_to_bytes(said).decode())
+        return scope
+
+    # --- who answers -----------------------------------------------------------------------------
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # As the applications read it: what they find at an address must be what was looked for here.
+        parts = segments_of(scope["raw_path"])
+        path = "/" + "/".join(parts)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        here = next((value for name, value in scope["headers"] if name == HERE), ALL)
+        if here.isdigit():
+            await self._to_shard(int(here), scope, receive, send)
+        elif len(parts) > 2 and parts[:2] == ["v1", "queues"]:
+            await self._to_shard(self._shard(parts[2]), scope, receive, send)
+        elif path in OWN or path.startswith("/v1/backup/"):
+            await self._own(scope, receive, send)
+        elif path in UNSHARDED:
+            raise Problem(
+                "not-found",  # as of who does not have it: Spark asks for rows over HTTP then
+                f"{path} is about one log, and this cluster has {len(self._leaders)} (cluster.shards); "
+                f"ask for one queue after the other",
+            )
+        elif (method, path) in merging.MERGED:
+            await self._everywhere(merging.MERGED[method, path], self._sources(scope), scope, receive, send)
+        elif path == "/v1/events" and method == scope["method"]:
+            await self._identify(scope)
+            await streams.events(self._all(scope), scope, receive, send)
+        elif path == "/v1/search" and method == scope["method"]:
+            await self._identify(scope)
+            await streams.search(self._all(scope), scope, receive, send)
+        elif path in ("/metrics", "/readyz", "/v1/engine"):
+            await self._about_here(path, scope, receive, send)
+        elif parts[:2] == ["v1", "connections"]:
+            await self._connections(parts, scope, receive, send)
+        elif parts[:2] == ["v1", "readers"]:
+            await self._reader(scope, receive, send)
+        elif path == "/v1/marks":  # A new one: what is about no queue is with the first log.
+            await self._to_shard(0, scope, receive, send)
+        elif path == "/v1/cuts":
+            await self._cuts(scope, receive, send)
+        elif path == "/v1/stages":
+            await self._stage(scope, receive, send)
+        elif parts[:2] == ["v1", "transactions"]:
+            await self._transaction(parts, scope, receive, send)
+        else:
+            await self._own(scope, receive, send)
+
+    def _shard(self, name: str) -> int:
+        try:
+            return shard_of(name, len(self._leaders))
+        except UnicodeEncodeError:
+            return 0  # No queue is called so, as whoever leads it says.
+
+    async def _to_shard(self, shard: int, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._apps.get(shard)
+        if app is not None:
+            await app(scope, receive, send)
+            return
+        if scope[THEIRS]:
+            raise moved()
+        leader = self._leader(shard)
+        headers = self._with_user(scope, passed_headers(scope["headers"]))
+        await self._others.pass_on(leader, _caller(scope), headers, scope, receive, send)
+
+    def _leader(self, shard: int) -> str:
+        leader = self._leaders[shard]
+        if not leader or leader == self._member:
+            raise Problem(
+                "no-leader",
+                f"shard {shard} is led by nobody yet; try again in a second",
+                headers={"Retry-After": "1"},
+            )
+        return leader
+
+    def _with_user(self, scope: Scope, headers: Headers) -> Headers:
+        within = scope.get(USER)
+        user = within() if within is not None else None
+        if user is None:
+            return headers
+        return [
+            *((name, value) for name, value in headers if name != b"authorization"),
+            (NAMED, _quoted(user.name)),
+        ]
+
+    def _all(self, scope: Scope) -> list[ASGIApp]:
+        """Who answers about each shard."""
+        return [partial(self._one, shard) for shard in range(len(self._leaders))]
+
+    async def _one(self, shard: int, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [*scope["headers"], (HERE, b"%d" % shard)]
+        try:
+            await self._to_shard(shard, {**scope, "headers": headers}, receive, send)
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+
+    def _sources(self, scope: Scope, shards: Iterable[int] | None = None) -> dict[str, Source]:
+        """All who have a part of the answer, by what they are called: logs here, and front-ends."""
+        wanted = range(len(self._leaders)) if shards is None else shards
+        sources: dict[str, Source] = {}
+        is_here = scope[THEIRS]
+        for shard in wanted:
+            app = self._apps.get(shard)
+            if app is not None:
+                sources[f"shard {shard}"] = _local(app, scope)
+            elif not is_here and (leader := self._leaders[shard]) not in ("", self._member):
+                sources.setdefault(leader, self._remote(leader, scope))
+        return sources
+
+    def _remote(self, leader: str, scope: Scope) -> Source:
+        async def ask(asked: Asked) -> Answered:
+            headers = self._with_user(scope, passed_headers(asked.headers))
+            try:
+                async with asyncio.timeout(LIST_SECONDS if asked.method == "GET" else None):
+                    return await self._others.ask(
+                        leader, _caller(scope), asked._replace(headers=[*headers, (HERE, ALL)])
+                    )
+            except TimeoutError:
+                raise unreachable(leader, f"it has not answered for {LIST_SECONDS:.0f} s") from None
+
+        return ask
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, scope: Scope, receive: Receive) -> AsyncIterator[Asked]:
+        """A request that is answered from here, by somebody who is known; its body counts as long."""
+        await self._identify(scope)
+        reading = Reading(self._base, Request(scope, receive))
+        try:
+            body = await reading.body()
+            headers = [it for it in passed_headers(scope["headers"]) if it[0] != b"content-length"]
+            # The server leaves out the body of an answer to HEAD.
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            yield Asked(method, target_of(scope), headers, body)
+        finally:
+            reading.let_go()
+
+    async def _identify(self, scope: Scope) -> User:
+        try:
+            return await self._own.identify(Request(scope))
+        except Problem as problem:
+            if problem.name in REFUSALS:
+                act = f"{scope['method'][:10]} /{'/'.join(segments_of(scope['raw_path'])[:2])[:50]}"
+                self._base.auditing.refused(**whence(scope, ""), act=act, queue="", result=problem.name)
+            raise
+
+    # --- about all -------------------------------------------------------------------------------
+
+    async def _everywhere(
+        self,
+        merge: merging.Merge,
+        sources: dict[str, Source],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        async with self._asked(scope, receive) as asked:
+            found, missing, refused = await _ask_all(sources, asked)
+        if refused is not None:
+            await _as_it_is(refused)(scope, receive, send)
+            return
+        if not found:
+            raise _nobody()
+        fields = merge(found, dict(parse_qsl(scope["query_string"].decode("latin-1"))))
+        if missing:
+            fields["missing"] = missing
+        await _json(fields)(scope, receive, send)
+
+    async def _about_here(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """What this front-end says of itself."""
+        if path == "/readyz":
+            orphans = [shard for shard, leader in enumerate(self._leaders) if not leader]
+            if orphans or not self._leaders:
+                raise Problem("no-leader", f"nobody leads shards {', '.join(map(str, orphans))}")
+        apps = [self._apps[shard] for shard in sorted(self._apps)]
+        if not apps:
+            await self._leading_nothing(path, scope, receive, send)
+            return
+        asked = Asked("GET", target_of(scope), passed_headers(scope["headers"]))
+        if scope["method"] not in ("GET", "HEAD"):  # It says that this is not offered.
+            await apps[0](scope, receive, send)
+            return
+        answers = [await _local(app, scope)(asked) for app in apps]
+        worst = max(answers, key=lambda it: it.status)
+        if worst.status >= 400 or path == "/readyz":
+            await _as_it_is(worst)(scope, receive, send)
+        elif path == "/metrics":
+            await _as_it_is(answers[0]._replace(body=_metrics([it.body for it in answers])))(
+                scope, receive, send
+            )
+        else:
+            await _json(merging.engine([json.loads(it.body) for it in answers], {}))(scope, receive, send)
+
+    async def _leading_nothing(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if path == "/readyz":
+            await _json({"ready": True, "role": "follower"})(scope, receive, send)
+            return
+        if path == "/v1/engine":  # What is said of the cluster is the same everywhere.
+            leader = next((it for it in self._leaders if it not in ("", self._member)), None)
+            if leader is None or scope[THEIRS]:
+                raise Problem("no-leader", "no front-end leads anything; try again in a second")
+            headers = self._with_user(scope, passed_headers(scope["headers"]))
+            await self._others.pass_on(leader, _caller(scope), headers, scope, receive, send)
+            return
+        user = await self._identify(scope)
+        if not user.may_some(Right.READ):
+            raise forbidden(user, Right.READ, None)
+        # Nothing is counted here: what is led elsewhere is told there, and once.
+        await Response(b"", media_type="text/plain")(scope, receive, send)
+
+    # --- connections: numbered by their brokers, which are those of shards -------------------------
+
+    async def _connections(self, parts: list[str], scope: Scope, receive: Receive, send: Send) -> None:
+        count = len(self._leaders)
+        if len(parts) > 2:
+            if len(parts) > 3 or not _NUMBER.fullmatch(parts[2]):
+                await self._own(scope, receive, send)  # It says why not.
+                return
+            number, shard = divmod(int(parts[2]), count)
+            raw = b"/v1/connections/%d" % number
+            scope = {**scope, "raw_path": raw, "path": raw.decode()}
+            app = self._apps.get(shard)
+            ask = _local(app, scope) if app is not None else self._of_shard(shard, scope)
+            async with self._asked(scope, receive) as asked:
+                answer = await ask(asked)
+            if answer.status == 200:
+                fields = json.loads(answer.body)
+                fields["number"] = fields["number"] * count + shard
+                await _json(fields)(scope, receive, send)
+            else:
+                await _as_it_is(answer)(scope, receive, send)
+            return
+        sources = self._sources(scope)
+
+        def numbered(name: str, ask: Source) -> Source:
+            async def of_all(asked: Asked) -> Answered:
+                answer = await ask(asked)
+                if answer.status != 200 or not name.startswith("shard "):
+                    return answer  # Another front-end has numbered them.
+                shard = int(name.removeprefix("shard "))
+                its = json.loads(answer.body)
+                for row in its["connections"]:
+                    row["number"] = row["number"] * count + shard
+                return answer._replace(body=json.dumps(its).encode())
+
+            return of_all
+
+        await self._everywhere(
+            merging.put_together("connections"),
+            {name: numbered(name, ask) for name, ask in sources.items()},
+            scope,
+            receive,
+            send,
+        )
+
+    def _of_shard(self, shard: int, scope: Scope) -> Source:
+        """The log of another front-end, past its gate: by the number that it gave."""
+        leader, count = self._leader(shard), len(self._leaders)
+
+        def ask(asked: Asked) -> Awaitable[Answered]:
+            number = int(asked.target.rpartition(b"/")[2].partition(b"?")[0])
+            target = b"/v1/connections/%d" % (number * count + shard)
+            return self._remote(leader, scope)(asked._replace(target=target))
+
+        return ask
+
+    # --- readers, cuts: of several queues ----------------------------------------------------------
+
+    async def _reader(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._asked(scope, receive) as asked:
+            given = _fields(asked) if asked.method == "PUT" else {}
+            positions = given.get("positions")
+            if isinstance(positions, dict) and positions:
+                by_shard: dict[int, dict[str, Any]] = {}
+                for queue, position in positions.items():
+                    by_shard.setdefault(self._shard(queue), {})[queue] = position
+                wanted = [(self._source(shard, scope), its) for shard, its in by_shard.items()]
+                answers = []
+                for source, its in wanted:
+                    body = json.dumps({**given, "positions": its}).encode()
+                    answers.append(await source(asked._replace(body=body)))
+            else:
+                positions = None
+                answers = list(await asyncio.gather(*(it(asked) for it in self._sources(scope).values())))
+        if not answers:
+            raise _nobody()
+        good = [it for it in answers if it.status < 300]
+        # A log that has none of its queues does not know the reader.
+        bad = [it for it in answers if it.status >= 300 and (it.status != 404 or positions is not None)]
+        if bad or not good:
+            await _as_it_is((bad or answers)[0])(scope, receive, send)
+        elif good[0].status == 204:
+            await Response(status_code=204)(scope, receive, send)
+        else:
+            await _json(merging.reader_of([json.loads(it.body) for it in good]))(scope, receive, send)
+
+    def _source(self, shard: int, scope: Scope) -> Source:
+        """Who answers about that log."""
+        app = self._apps.get(shard)
+        return _local(app, scope) if app is not None else self._remote(self._leader(shard), scope)
+
+    async def _cuts(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._asked(scope, receive) as asked:
+            given = _fields(asked)
+            ranges = given.get("ranges")
+            is_list = isinstance(ranges, list) and 0 < len(ranges) <= RANGES_MAX
+            if ranges is None or not is_list or not all(map(_names_a_queue, ranges)):
+                await _as_it_is(await _local(self._own, scope)(asked))(scope, receive, send)  # why not
+                return
+            found: list[Any] = [None] * len(ranges)
+            by_shard: dict[int, list[int]] = {}
+            for at, wanted in enumerate(ranges):
+                by_shard.setdefault(self._shard(wanted["queue"]), []).append(at)
+            for shard, places in by_shard.items():
+                body = json.dumps({**given, "ranges": [ranges[at] for at in places]}).encode()
+                answer = await self._source(shard, scope)(asked._replace(body=body))
+                if answer.status != 200:
+                    await _as_it_is(answer)(scope, receive, send)
+                    return
+                for at, row in zip(places, json.loads(answer.body)["ranges"], strict=True):
+                    found[at] = row
+        await _json({"ranges": found})(scope, receive, send)
+
+    # --- transactions: of one log ------------------------------------------------------------------
+
+    async def _stage(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        queue = query.get("queue")
+        if queue is None:
+            raise Problem(
+                "bad-request",
+                "in a cluster with several logs (cluster.shards) a stage is for one queue: "
+                "name it with ?queue= (Spark: the option queue)",
+            )
+        await self._to_shard(self._shard(queue), scope, receive, send)
+
+    async def _transaction(self, parts: list[str], scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._asked(scope, receive) as asked:
+            key = parts[2] if len(parts) > 2 else str(_fields(asked).get("transaction", ""))
+            answer = await self._of_transaction(_quoted(key), scope, asked)
+        await _as_it_is(answer)(scope, receive, send)
+
+    async def _of_transaction(self, key: bytes, scope: Scope, asked: Asked) -> Answered:
+        """It is where its stages are, or where it was committed."""
+        sources = self._sources(scope)
+        look = Asked("GET", b"/v1/transactions/" + key, asked.headers)
+        answers = await asyncio.gather(*(it(look) for it in sources.values()))
+        there = [name for name, answer in zip(sources, answers, strict=True) if answer.status == 200]
+        if len(there) > 1:
+            raise Problem(
+                "conflict",
+                f"transaction {key.decode()!r} has stages for queues of several logs ({', '.join(there)}); "
+                f"in a cluster with several (cluster.shards) the queues of a transaction must be in one",
+            )
+        source = sources[there[0]] if there else next(iter(sources.values()), None)
+        if source is None:
+            raise _nobody()
+        return await source(asked)
+
+
+# --- asking ------------------------------------------------------------------------------------------
+
+
+def _nobody() -> Problem:
+    return Problem(
+        "no-leader",
+        "no front-end that leads anything can be reached; try again in a second",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _fields(asked: Asked) -> Fields:
+    """What a body says; nothing where it is none, which the routes know how to refuse."""
+    try:
+        given = json.loads(asked.body)
+    except (ValueError, RecursionError):
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def _names_a_queue(wanted: object) -> bool:
+    return isinstance(wanted, dict) and isinstance(wanted.get("queue"), str)
+
+
+def _local(app: App, scope: Scope) -> Source:
+    """An application of this process."""
+
+    async def ask(asked: Asked) -> Answered:
+        raw, _, query = asked.target.partition(b"?")
+        its = {
+            **scope,
+            "method": asked.method,
+            "raw_path": raw,
+            "path": raw.decode("latin-1"),
+            "query_string": query,
+            "headers": [*asked.headers, (b"content-length", str(len(asked.body)).encode())]
+            if asked.body
+            else asked.headers,
+        }
+        its.pop(CONNECTION, None)
+        body: bytes | None = asked.body
+        status, headers, parts = 500, [], []
+        never = asyncio.get_running_loop().create_future()
+
+        async def receive() -> Message:
+            nonlocal body
+            if body is None:
+                await never
+            said, body = body, None
+            return {"type": "http.request", "body": said, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], list(message["headers"])
+            else:
+                parts.append(message.get("body", b""))
+
+        await app(its, receive, send)
+        return Answered(status, headers, b"".join(parts))
+
+    return ask
+
+
+async def _ask_all(
+    sources: dict[str, Source], asked: Asked
+) -> tuple[list[Fields], list[str], Answered | None]:
+    """What they say, who does not answer, and the first who says no."""
+    answers = await asyncio.gather(*(it(asked) for it in sources.values()), return_exceptions=True)
+    found, missing = [], []
+    for name, answer in zip(sources, answers, strict=True):
+        if isinstance(answer, Problem) or (isinstance(answer, Answered) and answer.status == 503):
+            missing.append(name)
+        elif isinstance(answer, BaseException):
+            raise answer
+        elif answer.status >= 300:
+            return [], [], answer
+        else:
+            found.append(json.loads(answer.body))
+    return found, missing, None
+
+
+def _metrics(texts: Sequence[bytes]) -> bytes:
+    """Of several logs of one front-end: samples of a name side by side; of one that is there twice, counters
+    and histograms add up, and of anything else the largest is told."""
+    heads: dict[str, list[str]] = {}
+    values: dict[str, dict[str, float]] = {}
+    name = ""
+    adds_up: dict[str, bool] = {}
+    for line in b"\n".join(texts).decode().splitlines():
+        if line.startswith("# "):
+            _, what, name, said = line.split(" ", 3)
+            if what == "TYPE":
+                adds_up[name] = said in ("counter", "histogram")
+            head = heads.setdefault(name, [])
+            if line not in head:
+                head.append(line)
+        elif line:
+            sample, _, value = line.rpartition(" ")
+            its = values.setdefault(name, {})
+            before, more = its.get(sample, 0.0), float(value)
+            its[sample] = before + more if adds_up.get(name) else max(before, more)
+    lines = []
+    for name, head in heads.items():
+        lines += head
+        lines += [f"{sample} {value!r}" for sample, value in values.get(name, {}).items()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _json(fields: Fields) -> Response:
+    return JSONResponse(fields) if not fields else Response(json_text(fields), media_type="application/json")
+
+
+def _as_it_is(answer: Answered) -> Response:
+    response = Response(answer.body, answer.status)
+    response.raw_headers = [
+        it for it in answer.headers if it[0] not in (b"content-length", b"date", b"server")
+    ]
+    response.raw_headers.append((b"content-length", str(len(answer.body)).encode()))
+    return response
+
+
+def _caller(scope: Scope) -> str:
+    client = scope["client"]
+    return f"{client[0]}:{client[1]}" if client else ""
+
+
+def _quoted(text: str) -> bytes:
+    return quote(text, safe="", errors="replace").encode()

@@ -1,0 +1,101 @@
+"""Shards: an application for each log that this front-end leads, made and ended as leadership comes and
+goes."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from penstock.control.frames import Fields
+from penstock.http.app import App
+from penstock.http.link import Link, ShardLink
+from penstock.http.route import Route
+from penstock.http.sharding.gate import Gate
+from penstock.http.site import Site
+
+AGAIN_SECONDS: Final = 1.0
+"""After this, it is tried again to start what could not be started."""
+
+log = logging.getLogger("penstock.http")
+
+
+class Shards:
+    def __init__(
+        self, link: Link, hello: Fields, base: Site, gate: Gate, routes: Callable[[], Iterable[Route]]
+    ) -> None:
+        self._link = link
+        self._hello = hello
+        self._base = base
+        self._gate = gate
+        self._routes = routes
+        self._there: dict[int, tuple[Site, App, str]] = {}  # with the folder of its log
+        self._wanted: Fields = hello["sharding"]
+        self._changed = asyncio.Event()
+        self._changing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._change()
+        self._changing = asyncio.get_running_loop().create_task(self._go_on())
+
+    def want(self, sharding: Fields) -> None:
+        """So it is from now on."""
+        self._wanted = sharding
+        self._tell()
+        self._changed.set()
+
+    def drain(self) -> None:
+        """Answers that never end should end."""
+        for site, _, _ in self._there.values():
+            site.stopping.set()
+
+    async def _go_on(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._change()
+
+    async def _change(self) -> None:
+        served = self._served()
+        for shard in [it for it, (_, _, folder) in self._there.items() if served.get(it) != folder]:
+            site, _, _ = self._there.pop(shard)
+            await self._close(shard, site)
+        for shard, folder in served.items():
+            if shard not in self._there:
+                await self._start(shard, folder)
+        self._tell()
+
+    async def _start(self, shard: int, folder: str) -> None:
+        link = ShardLink(self._link, shard, len(self._wanted["leaders"]))
+        site = Site(link, {**self._hello, "data": folder, "archive": None}, self._base.held)
+        site.guard, site.has_pages = self._base.guard, self._base.has_pages
+        if self._base.stopping.is_set():
+            site.stopping.set()
+        try:
+            await site.start()
+        except Exception:  # as with the broker, another try may go well
+            log.exception("the API of shard %d could not be started", shard)
+            await self._close(shard, site)
+            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._changed.set)
+        else:
+            self._there[shard] = site, App(site, self._routes()), folder
+
+    async def _close(self, shard: int, site: Site) -> None:
+        try:
+            await site.close()
+        except Exception:  # of what is over; the others have theirs to do
+            log.exception("the API of shard %d has not ended well", shard)
+
+    def _served(self) -> dict[int, str]:
+        return {int(shard): folder for shard, folder in self._wanted["served"].items()}
+
+    def _tell(self) -> None:
+        served = self._served()
+        apps = {it: app for it, (_, app, folder) in self._there.items() if served.get(it) == folder}
+        self._gate.set_shards(self._wanted, apps)
+
+    async def stop(self) -> None:
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.gather(self._changing, return_exceptions=True)
+        for shard, (site, _, _) in self._there.items():
+            await self._close(shard, site)
