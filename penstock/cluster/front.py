@@ -402,6 +402,8 @@ class Front(Backend):
                     if shard.keeps:
                         await asyncio.to_thread(shard.replica.keep)
                 told = ""
+            except FileNotFoundError as error:  # Where its folder has gone, the server ends with a sentence.
+                log.debug("the copy of the log is not there: %s", error)
             except Exception as error:  # noqa: BLE001 - it is told
                 if told != str(error):
                     told = str(error)

@@ -97,7 +97,7 @@ def test_nothing_goes_into_a_queue_of_another_shard_in_one_step(pair: Site) -> N
         with Api(front.ports["http"]) as api:
             reply = api.ask("POST", f"/v1/queues/{here}/{step}", {"to": there, "offsets": [0]})
         assert reply.status == 409, reply
-        assert f"queue '{there}' is in another log of this cluster" in reply.json["detail"]
+        assert f"queue '{there}' is in log 1 of this cluster" in reply.json["detail"]
     assert front.ask(f"/v1/queues/{here}")["ready"] == 1
     assert [row["name"] for row in front.ask("/v1/queues?match=apart.*")["queues"]] == [here]
 
