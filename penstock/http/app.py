@@ -191,7 +191,8 @@ class Call(Reading):
 async def _discard(stream: AsyncIterator[bytes]) -> None:
     """Read on without keeping anything: most callers hear an answer only when they have sent all."""
     gathered = 0
-    with contextlib.suppress(TimeoutError):
+    # Where all has come already, and the last of it was too much, Starlette raises a RuntimeError.
+    with contextlib.suppress(TimeoutError, RuntimeError):
         async with asyncio.timeout(DISCARD_SECONDS_MAX):
             async for chunk in stream:
                 gathered += len(chunk)
