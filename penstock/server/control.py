@@ -92,6 +92,8 @@ class Control(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        for served in self._server.served:  # From now on what is asked for later is noted.
+            self._context(served)
         self.tell({"hello": self._hello})
 
     def get_buffer(self, sizehint: int) -> memoryview:
