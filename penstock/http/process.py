@@ -9,9 +9,9 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.common.given import SettingsError
 from penstock.common.journal import start_logging
@@ -24,14 +24,17 @@ from penstock.http.app import App, Door
 from penstock.http.bell import Bell
 from penstock.http.connection import BoundedProtocol
 from penstock.http.held import Held
-from penstock.http.link import LinkLost, open_link
+from penstock.http.link import Link, LinkLost, open_link
 from penstock.http.quick import Quick
-from penstock.http.sharding.gate import Gate
-from penstock.http.sharding.others import Others
-from penstock.http.sharding.shards import Shards
+from penstock.http.route import Route
 from penstock.http.site import Site
 from penstock.http.tls_door import TlsDoor
 from penstock.http.web_server import Config, Server
+
+if TYPE_CHECKING:
+    from penstock.http.sharding.gate import Gate
+    from penstock.http.sharding.others import Others
+    from penstock.http.sharding.shards import Shards
 
 KEEP_ALIVE_SECONDS = 75
 
@@ -49,7 +52,7 @@ class Extension(Protocol):
     async def stop(self) -> None: ...
 
 
-Extend = Callable[[Site, App | Gate], Extension]
+Extend = Callable[[Site, "App | Gate"], Extension]
 
 
 async def serve(
@@ -71,9 +74,7 @@ async def serve(
     others: Others | None = None
     shards: Shards | None = None
     if hello["sharding"] is not None:
-        others = Others(link)
-        app = gate = Gate(site, own, others)
-        shards = Shards(link, hello, site, gate, routes)
+        app, others, shards = _of_several_logs(link, hello, site, own, routes)
     extension = extend(site, app) if extend is not None else None
     if extension is not None:
         app.door = extension.door
@@ -146,6 +147,19 @@ async def serve(
         else:
             await shards.stop()
             await site.auditing.close()
+
+
+def _of_several_logs(
+    link: Link, hello: Fields, site: Site, own: App, routes: Callable[[], Iterable[Route]]
+) -> "tuple[Gate, Others, Shards]":
+    # Here, for who has one log needs none of it.
+    from penstock.http.sharding.gate import Gate
+    from penstock.http.sharding.others import Others
+    from penstock.http.sharding.shards import Shards
+
+    others = Others(link)
+    gate = Gate(site, own, others)
+    return gate, others, Shards(link, hello, site, gate, routes)
 
 
 def _tls_files(hello: Fields) -> TlsFiles | None:
