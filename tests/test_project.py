@@ -89,6 +89,7 @@ def test_the_core_needs_little() -> None:
         "uvloop",
         "starlette",
         "uvicorn",
+        "h11",
         "httptools",
         "prometheus-client",
         "isal",
