@@ -20,7 +20,7 @@ from penstock.cluster.lease import RENEW_SECONDS, Leases
 from penstock.cluster.records import MEMBER, SHARDS, Act, Claim, Put, Role, Seen, View, fields_of
 from penstock.errors import PenstockError
 from penstock.log.jetstream.api import Stored
-from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
+from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, passes
 from penstock.log.jetstream.names import SHARDS_MAX, LogNames
 
 LOOK_SECONDS: Final = 0.35
@@ -32,7 +32,7 @@ MEMBER_SECONDS: Final = 1.5
 _ATTEMPTS: Final = 3
 _ROUNDS: Final = 5
 _FOUND_SECONDS: Final = 0.2
-_FOUND_ATTEMPTS: Final = 15
+_FOUND_ATTEMPTS: Final = 100
 # Seconds that go on while the machine sleeps, where it can tell: a lease does not sleep.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -375,9 +375,12 @@ async def shards_of(register: Register, names: LogNames, wanted: int) -> int:
             if not last:
                 await _write_leases(register, names, wanted)
             await register.put(record, json.dumps({SHARDS: wanted}).encode(), last_seq=0)
-        except JetStreamError as error:
-            if not error.wrong_last:
+        except JetStreamTrouble as error:
+            if isinstance(error, JetStreamError) and error.wrong_last:
+                continue
+            if not passes(error) or attempt == _FOUND_ATTEMPTS - 1:
                 raise
+            await asyncio.sleep(_FOUND_SECONDS)  # The stream is new, and its leader may not listen yet.
     raise ShardsError(
         f"stream {stream} does not say how many shards cluster {names.log} has: others write to it"
     )

@@ -45,7 +45,7 @@ from penstock.cluster.frames import (
 from penstock.common.address import TcpAddress
 from penstock.common.tls import peer_context
 from penstock.log.jetstream.api import JetStream
-from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, LinkLost, NoAnswer
+from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, passes
 from penstock.log.jetstream.names import LogNames
 
 KEY_BYTES: Final = 32
@@ -79,12 +79,11 @@ async def cluster_key(api: JetStream, names: LogNames) -> bytes:
             )
         try:
             await api.put(names.key, secrets.token_bytes(KEY_BYTES), last_seq=0, stream=names.key_stream)
-        except (NoAnswer, LinkLost):
-            await asyncio.sleep(_KEY_SECONDS)
-        except JetStreamError as error:
-            if not error.wrong_last and not error.again:
+        except JetStreamTrouble as error:
+            was_first = isinstance(error, JetStreamError) and error.wrong_last  # somebody else
+            if not was_first and not passes(error):
                 raise
-            await asyncio.sleep(_KEY_SECONDS)  # Somebody else was first.
+            await asyncio.sleep(_KEY_SECONDS)
     raise JetStreamTrouble(f"stream {names.key_stream}: the cluster's key can neither be read nor made")
 
 

@@ -14,6 +14,7 @@ from penstock.cluster.lease import LEASE_SECONDS
 from penstock.cluster.records import WARM, WEARY, Claim, Role
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.cluster import Cluster, wait_until
+from penstock.log.jetstream.errors import NO_RESPONDERS, Failure, JetStreamError, NoAnswer
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
@@ -161,6 +162,30 @@ def test_all_agree_how_many_shards_a_cluster_has(node: Cluster) -> None:
     finally:
         for it in links:
             it.close()
+
+
+class Hesitant(JetStream):
+    """As where the leader of a stream has just been chosen: nobody listens yet, or an answer is lost."""
+
+    refusals = 0
+
+    async def put(self, subject: str, *args: Any, **options: Any) -> int:
+        self.refusals += 1
+        if self.refusals % 3 == 1:
+            raise JetStreamError(subject, Failure(NO_RESPONDERS, 0, "nobody listens"))
+        seq = await super().put(subject, *args, **options)
+        if self.refusals % 3 == 2:
+            raise NoAnswer(subject)
+        return seq
+
+
+def test_a_cluster_is_made_also_where_nobody_listens_for_a_moment(node: Cluster) -> None:
+    names = LogNames(f"lease-{secrets.token_hex(4)}")
+    with contextlib.closing(LinkThread.open([parse_server(node.nodes[0].url)])) as nats:
+        (state,) = [it for it in names.all_settings(1) if it["name"] == names.state_stream]
+        nats.ask(nats.api.create_stream(state))
+        assert nats.ask(shards_of(Hesitant(nats.link), names, 4)) == 4
+        assert nats.ask(shards_of(nats.api, names, 16)) == 4
 
 
 def test_a_cluster_of_an_earlier_version_has_one_shard(node: Cluster) -> None:

@@ -22,7 +22,7 @@ from penstock.log.jetstream.errors import (
     JetStreamError,
     JetStreamTrouble,
     LinkLost,
-    NoAnswer,
+    passes,
     read_answer,
 )
 from penstock.log.jetstream.link import Link
@@ -66,9 +66,8 @@ class JetStream:
             try:
                 said = await self._link.ask(f"$JS.API.{name}", payload, seconds=self._answer_seconds)
                 return read_answer(name, said)
-            except (JetStreamError, NoAnswer, LinkLost) as error:
-                passing = not isinstance(error, JetStreamError) or error.again
-                if not passing or loop.time() > deadline:
+            except JetStreamTrouble as error:
+                if not passes(error) or loop.time() > deadline:
                     raise
                 if not told and not isinstance(error, LinkLost):  # the link tells that by itself
                     told = True

@@ -129,6 +129,11 @@ def _passes(failure: Failure) -> bool:
     return failure.err_code in AGAIN or (failure.code, failure.err_code) == (NO_RESPONDERS, 0)
 
 
+def passes(error: JetStreamTrouble) -> bool:
+    """Whether the same question may have an answer in a moment."""
+    return error.again if isinstance(error, JetStreamError) else isinstance(error, NoAnswer | LinkLost)
+
+
 def read_answer(what: str, payload: bytes) -> dict[str, Any]:
     """What JetStream answered, in JSON of its own making: `Any`; raises where it says no."""
     try:
