@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from penstock.cluster.front import Front
 
 KEEP_UP_SECONDS: Final = 0.5
+REST_SECONDS: Final = 2.0
+"""How often the stream of a shard at rest is asked for news: a front-end stands by for many."""
+
 WARM_SECONDS: Final = 5.0
 """Whose copy has been up to date within this time has the log: what is missing is read in a moment."""
 
@@ -494,14 +497,19 @@ class Shard:
     async def _keep_up(self) -> None:
         """The local copy follows the stream. No client needs it: a disk that fails is waited for."""
         looked = 0.0
+        seen = dropped = None
+        pause = KEEP_UP_SECONDS
         fails = False
         while True:
             try:
                 await self._front.asked(self.replica.catch_up())
                 self._kept_up = time.monotonic()
-                if time.monotonic() - looked > LOOK_SECONDS:
+                pause = min(2 * pause, REST_SECONDS) if self.replica.seen == seen else KEEP_UP_SECONDS
+                seen = self.replica.seen
+                if seen != dropped and time.monotonic() - looked > LOOK_SECONDS:
                     looked = time.monotonic()
                     await self._front.asked(self.replica.drop_removed())
+                    dropped = seen
                 fails = False
             except JetStreamTrouble as error:
                 log.debug("the copy of %s waits: %s", self._name, error)
@@ -509,7 +517,7 @@ class Shard:
                 if not fails:
                     log.error("the copy of %s cannot be kept up, and is tried again: %s", self._name, error)
                 fails = True
-            await asyncio.sleep(LOOK_SECONDS if fails else KEEP_UP_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS if fails else pause)
 
     async def _stop_keeping_up(self) -> None:
         if self._keeping is not None:

@@ -108,6 +108,7 @@ class Replica:
         self._folder = folder
         self.path = os.path.join(folder, LOG)
         self.applied = 0  # the last record that is in the files
+        self.seen = (0, 0)  # of the stream: its last record, and how many it has
         self.reports: list[str] = []
         self._born = ""  # when the stream was made: another one of the same name is another log
         self._open: dict[str, list[tuple[int, Record]]] = {}  # by file: a write that is not whole yet
@@ -279,8 +280,9 @@ class Replica:
 
     async def catch_up(self) -> int:
         """Apply everything that the stream has at this moment; the sequence number of the last record."""
-        info = await self._api.stream(self._names.stream)
-        last = int(info["state"]["last_seq"])
+        state = (await self._api.stream(self._names.stream))["state"]
+        last = int(state["last_seq"])
+        self.seen = last, int(state["messages"])
         while self.applied < last:
             found = await self._read(self.applied + 1)
             if not found:
