@@ -18,6 +18,7 @@ from playwright.sync_api import (
     ConsoleMessage,
     Locator,
     Page,
+    Request,
     expect,
     sync_playwright,
 )
@@ -29,6 +30,11 @@ from tests.server.harness import BrokerProcess
 
 BROWSER_SECONDS = 60.0
 """A browser and the two processes of a broker, where other tests run too: nobody is in a hurry."""
+
+NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
+"""So Chromium ends what it loads where an interface of the machine comes or goes: the page is loaded again."""
+
+TRIES = 5
 
 WIDTHS = (1280, 375)
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -126,13 +132,29 @@ def visit(browser: Browser, profile: BrowserContext) -> Iterator[Visit]:
                 errors.append(what)
 
         def said(it: ConsoleMessage) -> None:
-            if it.type in ("error", "warning"):
+            if it.type in ("error", "warning") and NETWORK_CHANGED not in it.text:
                 wrong(f"console: {it.text}")
 
+        cut: list[str] = []  # what the machine's network has cut off
+
+        def failed(it: Request) -> None:
+            if NETWORK_CHANGED in (it.failure or ""):
+                cut.append(it.url)
+
+        page.on("requestfailed", failed)
         page.on("console", said)
         page.on("pageerror", lambda it: wrong(f"page: {it}"))
         page.on("request", lambda it: None if _is_here(it.url, base) else wrong(f"asks {it.url}"))
-        page.goto(base + path)
+        for left in reversed(range(TRIES)):
+            cut.clear()
+            try:
+                page.goto(base + path)
+            except PlaywrightError as error:
+                if NETWORK_CHANGED not in str(error) or not left:
+                    raise
+            else:
+                if not cut:
+                    break
         return page
 
     yield open_page
