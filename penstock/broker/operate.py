@@ -29,7 +29,7 @@ from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
-from penstock.log.results import Begun, Receipt, StageReceipt, TransactionReceipt
+from penstock.log.results import Begun, Receipt, Shares, StageReceipt, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
@@ -129,13 +129,27 @@ class Operator:
         self._broker.wake()
 
     def commit(
-        self, key: str, stage_ids: Sequence[str], now_us: int, receipt: TransactionReceipt, begun: Begun
+        self,
+        key: str,
+        stage_ids: Sequence[str],
+        now_us: int,
+        receipt: TransactionReceipt,
+        begun: Begun,
+        shares: Shares | None = None,
+        *,
+        decided: bool = False,
     ) -> Iterator[None]:
         """The messages of these stages, all or nothing, in steps. See the log for keys."""
         queues = self._log.staged_queues(stage_ids)
-        self._check_open(queues, now_us)
-        yield from self._log.committing(key, stage_ids, now_us, receipt, begun)
+        if not decided:  # No no would be heard any more.
+            self._check_open(queues, now_us)
+        yield from self._log.committing(key, stage_ids, now_us, receipt, begun, shares, decided=decided)
         self._stir_all(queues)
+
+    def prepare(self, key: str, attempt: str, stage_ids: Sequence[str], now_us: int) -> list[list[Any]]:
+        """The messages of these stages can be stored, whenever the log of their key says so."""
+        self._check_open(self._log.staged_queues(stage_ids), now_us)
+        return self._log.prepare(key, attempt, stage_ids, now_us)
 
     def _stir_all(self, queues: Collection[str]) -> None:
         for queue in queues:

@@ -54,6 +54,7 @@ _OF_REFUSALS: Final[Mapping[str, str]] = {
     "deleted": "queue-deleted",
     "no-reader": "reader-not-found",
     "no-connection": "connection-not-found",
+    "attempt-over": "unavailable",
     "no-stage": "stage-not-found",
     "stage-damaged": "conflict",
     "name": "bad-request",

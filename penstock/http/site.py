@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from penstock.common.malloc import give_memory_back
 from penstock.control.frames import Fields
@@ -18,6 +19,9 @@ from penstock.http.watching.health import Health
 from penstock.http.watching.mirror import Mirror
 from penstock.http.watching.rates import Rates
 from penstock.http.watching.sayings import Sayings
+
+if TYPE_CHECKING:
+    from penstock.http.sharding.transactions import ShardedStages
 
 
 class Site:
@@ -44,6 +48,7 @@ class Site:
         self.auditing.done = self.history.acted
         self.scrubber = Scrubber(self.data, link)
         self.stages = Stages(self.data, link)
+        self.transactions: Stages | ShardedStages = self.stages
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
         self.searches: Counter[str] = Counter()  # that are running, by user
         self.stopping = asyncio.Event()  # set when answers that never end should end

@@ -52,6 +52,10 @@ class StageUnknown(LogRefused):
     """There is no such stage (any more), or it is of another transaction."""
 
 
+class AttemptOver(LogRefused):
+    """Another commit of the same key goes on, or somebody was told that nothing came of this one."""
+
+
 class StageDamaged(LogRefused):
     """Rows of a stage cannot be read."""
 

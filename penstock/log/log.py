@@ -71,9 +71,11 @@ from penstock.log.recovery import recover
 from penstock.log.repairs import left_over, shown
 from penstock.log.results import (
     Begun,
+    Decision,
     EventRun,
     Fate,
     Receipt,
+    Shares,
     StageInfo,
     StageReceipt,
     Stored,
@@ -584,10 +586,13 @@ class Log:
         now_us: int,
         receipt: TransactionReceipt | None = None,
         begun: Begun = NOT_BEGUN,
+        shares: Shares | None = None,
+        *,
+        decided: bool = False,
     ) -> Generator[None, None, None]:
         """See `Transactions.commit`. To be closed by whoever does not go through it to its end."""
         self._check()
-        steps = self._transactions.commit(key, stage_ids, now_us, receipt, begun)
+        steps = self._transactions.commit(key, stage_ids, now_us, receipt, begun, shares, decided=decided)
         try:
             with self._numbering():
                 for _ in steps:
@@ -595,6 +600,55 @@ class Log:
                     self._check()  # It may have failed, or been closed, in between.
         finally:
             steps.close()
+
+    def begin(self, key: str) -> str:
+        """See `Transactions.begin`."""
+        self._check()
+        return self._transactions.begin(key)
+
+    def prepare(self, key: str, attempt: str, stage_ids: Sequence[str], now_us: int) -> list[list[Any]]:
+        """See `Transactions.prepare`; `confirm` tells when it holds."""
+        self._check()
+        return self._transactions.prepare(key, attempt, stage_ids, now_us)
+
+    def unprepare(self, key: str, attempt: str, now_us: int) -> None:
+        self._check()
+        self._transactions.unprepare(key, attempt, now_us)
+
+    def decision(self, key: str) -> Decision | None:
+        """What was decided here about stages in other logs."""
+        return self._state.decisions.get(key)
+
+    def is_decided(self, key: str, attempt: str) -> bool:
+        """See `Transactions.is_decided`; a yes may be told when `confirm` says so."""
+        self._check()
+        return self._transactions.is_decided(key, attempt)
+
+    def finish(self, key: str, stored: list[list[Any]], now_us: int) -> None:
+        """See `Transactions.finish`."""
+        self._check()
+        self._transactions.finish(key, stored, now_us)
+
+    def prepared_of(self, key: str) -> list[str]:
+        """Attempts that the stages of this key wait for."""
+        return list(self._state.stages.prepared.get(key, ()))
+
+    def prepared(self) -> list[tuple[str, str]]:
+        """Keys and attempts that this log waits for another one to decide."""
+        return [(key, it) for key, its in self._state.stages.prepared.items() for it in its]
+
+    def unfinished(self) -> list[str]:
+        """Keys that are decided here, and not yet known to be stored in all other logs."""
+        return [key for key, it in self._state.decisions.items() if it.stored is None]
+
+    def stage_totals(self, key: str, stage_ids: Sequence[str]) -> list[tuple[str, list[list[Any]], bool]]:
+        """Which of these are there, what each brings, and whether it is meant by its alias."""
+        found = [(it, self._state.stages.find(it)) for it in stage_ids]
+        return [
+            (it, stage.totals, it == stage.was)
+            for it, stage in found
+            if stage is not None and stage.info.key == key and stage.synced
+        ]
 
     def abort(self, key: str, now_us: int) -> None:
         """Whatever is staged for a key goes; `confirm` tells when it has."""
@@ -604,6 +658,11 @@ class Log:
     def stages(self, key: str) -> list[StageInfo]:
         """What is staged for a key, and synced."""
         return [stage.info for stage in self._state.stages.of(key) if stage.synced]
+
+    def stage_alias(self, stage_id: str) -> str:
+        """The other id of a stage that has two, which whoever has staged it knows; nothing of others."""
+        stage = self._state.stages.find(stage_id)
+        return "" if stage is None else stage.was
 
     def staged_queues(self, stage_ids: Sequence[str]) -> set[str]:
         """The queues that these stages have messages for, as far as they are there."""
@@ -649,6 +708,10 @@ class Log:
         It may have been committed a moment ago: only a receipt says that it is safe.
         """
         return self._transactions.stored(key)
+
+    def fingerprint(self, key: str) -> str:
+        """What is remembered of the contents of a committed transaction."""
+        return self._state.fingerprints.get(key, "")
 
     def transaction_newest(self, series: str) -> str | None:
         """The key that was committed last of those that are `series`, which ends with a slash, and one more

@@ -21,7 +21,7 @@ from penstock.log.mapped import MappedSegments
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segment import Index, Segment, Span, parse_segment_name
 from penstock.log.snapshot import positions_in, read_snapshot
-from penstock.log.state import FORMAT_DELAYS, lost_name
+from penstock.log.state import FORMAT_LAST, lost_name
 
 log = logging.getLogger("penstock.log")
 
@@ -315,7 +315,7 @@ class ReadView:
             self.log = fields["log"]
         elif fields["op"] == "queue":
             self._declare(fields["number"], fields["name"])
-        elif fields["op"] == "format" and fields["format"] > FORMAT_DELAYS:
+        elif fields["op"] == "format" and fields["format"] > FORMAT_LAST:
             where = self._files.where(segment)
             raise LogNewer(f"{where}: the log has format {fields['format']}")
         elif fields["op"] in ("stage", "format") and fields["queue"] and STAGE_QUEUE not in self.queues:

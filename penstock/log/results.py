@@ -47,6 +47,22 @@ class Begun(NamedTuple):
     fingerprint: str = ""  # of the whole
 
 
+class Shares(NamedTuple):
+    """Of a commit that the log of its key decides: what other logs have of it; see `transactions.py`."""
+
+    attempt: str  # which this is, of those that were begun
+    stages: list[str]  # of all logs, in the order of the commit
+    totals: list[list[Any]]  # of those in other logs
+    shards: dict[str, list[str]]  # the stages of each of these, by its number as JSON has it
+
+
+class Decision(NamedTuple):
+    """What the log of a key has decided about other logs."""
+
+    shards: dict[str, list[str]]  # the stages that each of them has to store
+    stored: list[list[Any]] | None  # queue, first offset, end; None as long as not all have stored theirs
+
+
 class TransactionDone(NamedTuple):
     """A transaction's receipt. `repeated`: the key had been stored before, nothing was added."""
 

@@ -88,12 +88,11 @@ class Sealer:
             fields: dict[str, object] = {"op": "format", "format": state.format, "queue": number}
             self.control(fields, self._committer.active.time_max_us)
 
-    def announce(self, blocks: Sequence[SealedBlock]) -> None:
-        """The same before blocks that are the first of their kind."""
-        for block in blocks:
-            if block.format > self._state.format:
-                self._state.format = block.format
-                self.format()
+    def announce(self, number: int) -> None:
+        """The same before the first block that is of a newer format."""
+        if number > self._state.format:
+            self._state.format = number
+            self.format()
 
     def declare(self, name: str, now_us: int) -> LogQueue:
         """A queue that is there from now on. LogRefused where there is no number for one more."""
@@ -202,7 +201,7 @@ class Sealer:
         """Give a block its place; messages are kept at hand for those who take them next."""
         header, columns = block.header, block.columns
         if block.format > self._state.format:
-            self.announce((block,))
+            self.announce(block.format)
         self._committer.add(header, block.buffers, sync=sync)
         if block.adoption is not None:
             self._committer.active.adopt(block.adoption)

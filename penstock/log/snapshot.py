@@ -29,6 +29,7 @@ from penstock.log.disk import Disk, discard, is_final, read_whole, write_whole
 from penstock.log.errors import LogDamaged, LogFailed, LogNewer
 from penstock.log.info import ReaderInfo
 from penstock.log.queue import LogQueue
+from penstock.log.results import Decision
 from penstock.log.segment import Segment, Span
 from penstock.log.stages import stage_of
 from penstock.log.state import (
@@ -220,6 +221,8 @@ class Capture:
             "fingerprints": list(state.fingerprints.items()),
             "unfinished": list(state.unfinished.items()),
             "stages": [stage.fields() for stage in state.stages],
+            "prepared": [(key, list(its)) for key, its in state.stages.prepared.items()],
+            "decisions": list(state.decisions.items()),
             "names": [(it.base, it.names, list(it.adopted.items())) for it in state.segments.all if it.names],
             "readers": [reader_fields(reader) for reader in state.readers.values()],
             "damage": [damage_fields(damage) for damage in state.damage],
@@ -453,9 +456,14 @@ def load_snapshot(state: LogState, position: int) -> None:
         segment.adopted = {number: (count, size) for number, (count, size) in adopted}
     for fields in meta.get("stages", ()):
         state.stages.put(stage_of(fields))
+    for key, attempts in meta.get("prepared", ()):  # older versions wrote none
+        for attempt in attempts:
+            state.stages.prepare(key, attempt)
     for key, parts in meta["transactions"]:
         state.remember(key, [(q, first, end, opening) for q, first, end, opening in parts])
     state.fingerprints = dict(meta.get("fingerprints", ()))  # older versions wrote none
+    for key, decision in meta.get("decisions", ()):  # older versions wrote none
+        state.decisions[key] = Decision(*decision)
     for key, (steps, parts) in meta.get("unfinished", ()):  # older versions wrote none
         state.unfinished[key] = (steps, [(q, first, end, opening) for q, first, end, opening in parts])
     for fields in meta["readers"]:

@@ -3,7 +3,8 @@
 The messages of a stage are rows of the stage queue (`repairs.STAGE_QUEUE`), stored as any message is. A
 control block behind them says what they are for: with it the stage is there, and can be committed. What a
 commit makes of them stands in `adoption.py`. All stages of a key are over with its commit, when it is
-aborted, and when for `stage_seconds` nobody has done either.
+aborted, and when for `stage_seconds` nobody has done either. Where a log has a part of a transaction and is
+prepared to store it, its stages are kept until it is told what was decided.
 
 Rows are alive while an open stage has them, while a stage is being written, and while a segment has adoption
 blocks that name them. In between, and where a crash has left some that no control block speaks of, retention
@@ -46,7 +47,7 @@ class Stage:
         self.end = end
         self.parts = parts
         self.totals = totals  # see `fingerprint.py`
-        self.was = was  # its id in an earlier version, which kept stages in files
+        self.was = was  # another id: in an earlier version, which kept files; of its parts in several logs
         self.synced = False
         self.damage = ""  # why it cannot be committed
 
@@ -79,6 +80,7 @@ class OpenStages:
     def __init__(self) -> None:
         self._by_id: dict[str, Stage] = {}  # by both ids of one that has two
         self._by_key: dict[str, dict[str, Stage]] = {}  # that which was staged for last at the end
+        self.prepared: dict[str, list[str]] = {}  # attempts, by key
         self.count = 0
         self.stored_bytes = 0
 
@@ -100,6 +102,7 @@ class OpenStages:
 
     def drop(self, key: str) -> list[Stage]:
         """Those of a key are over; which they were."""
+        self.prepared.pop(key, None)
         gone = list(self._by_key.pop(key, {}).values())
         for stage in gone:
             self._by_id.pop(stage.info.stage, None)
@@ -115,10 +118,27 @@ class OpenStages:
         """Those of a key, in the order in which they came."""
         return list(self._by_key.get(key, {}).values())
 
+    def prepare(self, key: str, attempt: str) -> None:
+        """They stay until this attempt is over."""
+        attempts = self.prepared.setdefault(key, [])
+        if attempt not in attempts:
+            attempts.append(attempt)
+
+    def unprepare(self, key: str, attempt: str) -> bool:
+        """It is over; whether it was not before."""
+        attempts = self.prepared.get(key, [])
+        if attempt not in attempts:
+            return False
+        attempts.remove(attempt)
+        if not attempts:
+            del self.prepared[key]
+        return True
+
     def oldest(self) -> tuple[str, int] | None:
-        """The key that nobody has staged anything for for longest, and since when."""
+        """The key that nobody has staged anything for for longest, and since when, but for those prepared."""
         for key, stages in self._by_key.items():
-            return key, next(reversed(stages.values())).info.time_us
+            if key not in self.prepared:
+                return key, next(reversed(stages.values())).info.time_us
         return None
 
     def lose(self, first: int, end: int, why: str) -> None:

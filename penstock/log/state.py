@@ -41,7 +41,7 @@ from penstock.log.repairs import (
     repair_queue_of,
     shown,
 )
-from penstock.log.results import Fate, Step
+from penstock.log.results import Decision, Fate, Step
 from penstock.log.segment import Segment
 from penstock.log.segments import Segments
 from penstock.log.stages import OpenStages, stage_of
@@ -57,6 +57,11 @@ FORMAT_STAGES = 2
 
 FORMAT_DELAYS = 3
 """From the first message on that is delayed, has headers, or was rejected with a reason in words."""
+
+FORMAT_SHARES = 4
+"""From the first transaction on that has stages in other logs, too."""
+
+FORMAT_LAST = FORMAT_SHARES
 
 STEPS_MAX = 100  # of the clock, that a queue remembers
 SWEEP_ROWS = 200  # timers that are looked at in one go: a millisecond
@@ -159,6 +164,7 @@ class LogState:
         self.deleted: set[int] = set()  # queues that a block which was replayed says are no more
         self.transactions: dict[str, list[StoredPart]] = {}  # in the order of their commits
         self.fingerprints: dict[str, str] = {}  # of those of which one was told
+        self.decisions: dict[str, Decision] = {}  # of those that have parts in other logs
         self._keys_in: dict[str, set[str]] = {}  # by queue: of transactions with messages there
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
@@ -253,12 +259,20 @@ class LogState:
                 for part in self.transactions.pop(forgotten):
                     self._forget_in(part[0], forgotten)
                 self.fingerprints.pop(forgotten, None)
+                if forgotten in self.decisions and self.decisions[forgotten].stored is not None:
+                    del self.decisions[forgotten]
         self.transactions[key] = parts
         for queue, first, end, _ in parts:
             if first < end:
                 self._keys_in.setdefault(queue, set()).add(key)
         if fingerprint:
             self.fingerprints[key] = fingerprint
+
+    def finish(self, key: str, stored: list[list[Any]]) -> None:
+        """All other logs have stored what was decided about them."""
+        decision = self.decisions.pop(key, None)
+        if decision is not None and key in self.transactions:
+            self.decisions[key] = decision._replace(stored=stored)
 
     def _forget_in(self, queue: str, key: str) -> None:
         keys = self._keys_in.get(queue)
@@ -637,13 +651,21 @@ class LogState:
                 self.remember_step(fields["key"], Step(fields["step"], fields["last"]), parts, fingerprint)
             elif fields["key"]:
                 self.remember(fields["key"], parts, fingerprint)
+            if "shards" in fields:
+                self.decisions[fields["key"]] = Decision(fields["shards"], None)
+        elif operation == "finished":
+            self.finish(fields["key"], fields["stored"])
+        elif operation == "prepared":
+            self.stages.prepare(fields["key"], fields["attempt"])
+        elif operation == "unprepared":
+            self.stages.unprepare(fields["key"], fields["attempt"])
         elif operation == "stage":
             stage = stage_of(fields["stage"])
             self._go_on_at(self._stage_queue(fields["queue"]), header.position, stage.end)
             self.stages.put(stage)
         elif operation == "stage-gone":
             self.stages.drop(fields["key"])
-        elif operation == "format" and fields["format"] <= FORMAT_DELAYS:
+        elif operation == "format" and fields["format"] <= FORMAT_LAST:
             self.format = max(self.format, fields["format"])
             if fields["queue"]:
                 self._stage_queue(fields["queue"])

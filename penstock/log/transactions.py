@@ -3,8 +3,27 @@
 All blocks of a transaction, and the control block that ends it, are written one behind the other. Recovery
 takes them as one: without their end they are void. So whatever a transaction does to the state is done
 here in one call, between the blocks of the turn before and its own.
+
+A cluster may have several logs, and a transaction stages in some of them. The log of its key decides, the
+others that have stages of it take part, and whoever commits it goes from one to the other (`http/sharding/`):
+
+    begin       the log of the key gives the attempt a name, in memory
+    prepare     each of the others says that it can store its stages, and keeps them from now on
+    commit      the log of the key stores its own, and with them what the others have to store. With that the
+                transaction is committed
+    commit      each of the others, `decided`, stores what it has kept
+    finish      the log of the key is told where that is
+
+Rules that always hold:
+  * An attempt can be decided as long as the log of the key knows its name: until another one of that key
+    begins, until somebody has asked what became of it and was told that nothing did, until the log is opened
+    again. So nobody who was told so is told otherwise later, and nothing need be written down for it.
+  * What is prepared stays until it is stored, or its attempt is known to be over.
+  * What was decided is remembered until all have stored their part, however many keys come behind it.
 """
 
+import logging
+import secrets
 import sys
 from array import array
 from bisect import bisect_left
@@ -16,19 +35,33 @@ from penstock.log.adoption import ADOPTED_BYTES_MAX, Run
 from penstock.log.block import FLAG_DELAYED, FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
 from penstock.log.columns import check_batch, join_batches, split_columns, stored_bytes
 from penstock.log.committer import Committer
-from penstock.log.errors import LogDamaged, LogRefused, StageDamaged, StageUnknown
+from penstock.log.errors import AttemptOver, LogDamaged, LogRefused, StageDamaged, StageUnknown
 from penstock.log.fingerprint import Fingerprint
 from penstock.log.queue import LogQueue
 from penstock.log.redrive import Redrive
 from penstock.log.repairs import cut_batch, repair_queue_of, runs_of
-from penstock.log.results import Begun, Fate, Step, Stored, TransactionDone, TransactionReceipt
+from penstock.log.results import (
+    Begun,
+    Decision,
+    Fate,
+    Shares,
+    Step,
+    Stored,
+    TransactionDone,
+    TransactionReceipt,
+)
 from penstock.log.sealer import SealedBlock, Sealer
 from penstock.log.stages import Stage, StagePart
-from penstock.log.state import LogState, StoredPart
+from penstock.log.state import FORMAT_SHARES, LogState, StoredPart
 from penstock.log.views import check_queue, known_queue
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.pending import AS_STORED
+
+log = logging.getLogger("penstock.log")
+
+ATTEMPTS_MAX = 10_000
+"""That are begun and not decided: those who have come first begin again."""
 
 REDRIVE_RUNS = 200
 """Runs of dead letters that are redriven in one turn: a few milliseconds."""
@@ -63,6 +96,7 @@ class Transactions:
         self._seal_all = seal_all  # what has gathered in this turn comes before
         self._mark = mark  # a queue has something to seal
         self._under_way: set[str] = set()  # keys that somebody commits
+        self._attempts: dict[str, str] = {}  # that may be decided, by key
 
     def transact(
         self,
@@ -139,12 +173,16 @@ class Transactions:
         now_us: int,
         receipt: TransactionReceipt | None = None,
         begun: Begun = NOT_BEGUN,
+        shares: Shares | None = None,
+        *,
+        decided: bool = False,
     ) -> Generator[None, None, None]:
         """What is staged under these ids becomes messages, in this order, all of it or nothing, once.
 
         All stages of the key are over with it. Where it is committed already, nothing changes: the answer
         says what is remembered of the contents, and what the stages bring that are asked for.
-        Of one that an earlier version has begun, the stages are the rest, which no `max-bytes` holds up.
+        Of one that an earlier version has begun, the stages are the rest, which no `max-bytes` holds up; nor
+        does it where another log has `decided`. `shares`: what other logs have of it.
 
         To be gone through, in turns of the loop: there may be very many dead letters to redrive.
         """
@@ -152,7 +190,7 @@ class Transactions:
             yield
         self._under_way.add(key)
         try:
-            yield from self._commit(key, stage_ids, now_us, receipt, begun)
+            yield from self._commit(key, stage_ids, now_us, receipt, begun, shares, decided)
         finally:
             self._under_way.remove(key)
 
@@ -163,10 +201,19 @@ class Transactions:
         now_us: int,
         receipt: TransactionReceipt | None,
         begun: Begun,
+        shares: Shares | None,
+        decided: bool,
     ) -> Iterator[None]:
         state, segments = self._state, self._state.segments
         if self._answer_repeated(key, stage_ids, receipt):
             return
+        if decided and key not in state.stages.prepared:
+            # It has been stored, and so many came after it that it is forgotten.
+            self._answer(receipt, TransactionDone(key, [], repeated=True))
+            self._committer.push()
+            return
+        if shares is not None and self._attempts.get(key) != shares.attempt:
+            raise AttemptOver(f"transaction {key!r}: another commit of it has begun meanwhile; commit again")
         steps = state.steps_of(key)
         if steps != begun.steps:
             raise LogRefused(
@@ -176,8 +223,8 @@ class Transactions:
         redrives: list[tuple[StagePart, Redrive]] = []
         can_be_made = False
         try:
-            parts = self._parts(key, stage_ids)
-            for part, letters in self._letters(key, parts):
+            parts = self._parts(key, stage_ids, decided=decided)
+            for part, letters in self._letters(parts, decided=decided):
                 redrive = Redrive(state.queues[part.queue], letters, key)
                 redrives.append((part, redrive))
                 while not redrive.hold(REDRIVE_RUNS):
@@ -190,8 +237,9 @@ class Transactions:
             if redrives:  # Some time has gone by: of what was found before, nothing need be as it was.
                 if self._answer_repeated(key, stage_ids, receipt):
                     return
-                parts = self._parts(key, stage_ids)
-            self._check_parts(parts, sum(len(redrive.rows) for _, redrive in redrives), bounded=not steps)
+                parts = self._parts(key, stage_ids, decided=decided)
+            letters_count = sum(len(redrive.rows) for _, redrive in redrives)
+            self._check_parts(parts, letters_count, bounded=not steps and not decided)
             if redrives:
                 now_us = max(now_us, self._committer.active.time_max_us)
             queues = self._queues_of([(part.queue, part.letters >= 0) for part in parts], now_us)
@@ -230,9 +278,12 @@ class Transactions:
                     if delayed:
                         queue.pending.delay(queue.pending.tail - count, queue.pending.tail, AS_STORED)
         text = begun.fingerprint
-        if not steps:
+        if shares is not None:
+            totals = [*self._totals(stage_ids), *shares.totals]
+            text = Fingerprint.of_totals(key, totals).text(shares.stages)
+        elif not steps and not decided:
             text = Fingerprint.of_totals(key, self._totals(stage_ids)).text(stage_ids)
-        done = self._end(key, work, text, now_us)
+        done = self._end(key, work, text, now_us, shares)
         if redrives:
             state.redriving += 1
             self._committer.push()
@@ -249,8 +300,61 @@ class Transactions:
         if redrives:
             self._committer.push()
 
+    # --- with parts in other logs ----------------------------------------------------------------
+
+    def begin(self, key: str) -> str:
+        """The name of an attempt to commit it; none that was begun before is decided any more."""
+        if key in self._under_way:
+            raise AttemptOver(f"transaction {key!r} is being committed; commit again in a moment")
+        self._attempts.pop(key, None)
+        if len(self._attempts) >= ATTEMPTS_MAX:
+            del self._attempts[next(iter(self._attempts))]
+        attempt = self._attempts[key] = secrets.token_hex(8)
+        return attempt
+
+    def prepare(self, key: str, attempt: str, stage_ids: Sequence[str], now_us: int) -> list[list[Any]]:
+        """These can be stored, and stay until it is known whether they are; what they bring."""
+        if key in self._state.transactions:
+            raise LogRefused(f"transaction {key!r} was committed before; use a new key for what is new")
+        parts = self._parts(key, stage_ids)
+        for _ in self._letters(parts):
+            pass  # They can be read.
+        letters = sum(part.end - part.first for part in parts if part.letters >= 0)
+        self._check_parts(parts, letters, bounded=True)
+        self._state.stages.prepare(key, attempt)
+        self._sealer.announce(FORMAT_SHARES)
+        self._sealer.control({"op": "prepared", "key": key, "attempt": attempt}, now_us)
+        return self._totals(stage_ids)
+
+    def unprepare(self, key: str, attempt: str, now_us: int) -> None:
+        """This attempt is over, and nothing was decided."""
+        if self._state.stages.unprepare(key, attempt):
+            self._sealer.control({"op": "unprepared", "key": key, "attempt": attempt}, now_us)
+
+    def is_decided(self, key: str, attempt: str) -> bool:
+        """Whether an attempt, or another one, was decided; if not, it is over with this."""
+        if key in self._state.transactions or key in self._state.decisions:
+            return True
+        if key in self._under_way:
+            raise AttemptOver(f"transaction {key!r} is being committed; ask again in a moment")
+        if self._attempts.get(key) == attempt:
+            del self._attempts[key]
+        return False
+
+    def finish(self, key: str, stored: list[list[Any]], now_us: int) -> None:
+        """All others have stored what was decided, at these offsets."""
+        decision = self._state.decisions.get(key)
+        if decision is not None and decision.stored is None:
+            self._state.finish(key, stored)
+            self._sealer.control({"op": "finished", "key": key, "stored": stored}, now_us)
+
+    # --- the end of stages -----------------------------------------------------------------------
+
     def abort(self, key: str, now_us: int) -> None:
         """Whatever is staged for a key goes."""
+        if key in self._state.stages.prepared:
+            raise LogRefused(f"transaction {key!r} is being committed; ask in a moment how it stands")
+        self._attempts.pop(key, None)
         if self._state.stages.drop(key):
             self._sealer.control({"op": "stage-gone", "key": key}, now_us)
             self._state.rows_gone_end = self._committer.position
@@ -267,16 +371,19 @@ class Transactions:
         self._committer.push()
         return True
 
-    def _parts(self, key: str, stage_ids: Sequence[str]) -> list[StagePart]:
-        stages = dict.fromkeys(self._stage(key, stage_id) for stage_id in stage_ids)  # one may have two ids
+    def _parts(self, key: str, stage_ids: Sequence[str], *, decided: bool = False) -> list[StagePart]:
+        # One may have two ids.
+        stages = dict.fromkeys(self._stage(key, stage_id, decided=decided) for stage_id in stage_ids)
         found = [part for stage in stages for part in stage.parts]
         return [part for part in found if not self._is_gone(part.queue, part.identity)]
 
-    def _stage(self, key: str, stage_id: str) -> Stage:
+    def _stage(self, key: str, stage_id: str, *, decided: bool) -> Stage:
         stage = self._state.stages.find(stage_id)
         if stage is None or stage.info.key != key or not stage.synced:
             raise StageUnknown(f"it has no stage {stage_id!r} (any more); stage that part again")
-        if stage.damage:
+        if (
+            stage.damage and not decided
+        ):  # Of messages that cannot be read any more it is told as of all others.
             raise StageDamaged(f"stage {stage_id!r} is damaged ({stage.damage}); stage that part again")
         return stage
 
@@ -291,20 +398,25 @@ class Transactions:
         found = {self._state.stages.find(stage_id) for stage_id in stage_ids}
         return [stage.totals for stage in found if stage is not None]
 
-    def _letters(self, key: str, parts: Sequence[StagePart]) -> Iterator[tuple[StagePart, "array[int]"]]:
+    def _letters(
+        self, parts: Sequence[StagePart], *, decided: bool = False
+    ) -> Iterator[tuple[StagePart, "array[int]"]]:
         """Those parts that are payloads for dead letters, and for which."""
         segments = self._state.segments
         for part in parts:
             if part.letters < 0:
                 continue
             known_queue(self._state, part.queue)
+            why = f"row {part.letters} is not in the log"
             try:
                 block = segments.block_at(segments.stage_queue, part.letters)
             except LogDamaged as error:
-                raise StageDamaged(f"a stage is damaged ({error}); stage that part again") from None
+                block, why = None, str(error)
+            if block is None and decided:
+                log.error("queue %r: dead letters of a transaction are not redriven: %s", part.queue, why)
+                continue
             if block is None:
-                text = f"a stage is damaged (row {part.letters} is not in the log); stage that part again"
-                raise StageDamaged(text)
+                raise StageDamaged(f"a stage is damaged ({why}); stage that part again")
             offsets = array("q")
             at = part.letters - block.header.first_offset
             offsets.frombytes(bytes(block.payload[block.bounds[at] : block.bounds[at + 1]]))
@@ -411,7 +523,9 @@ class Transactions:
             self._mark(redrive.queue)
         return is_all
 
-    def _end(self, key: str, work: "_Work", fingerprint: str, now_us: int) -> TransactionDone:
+    def _end(
+        self, key: str, work: "_Work", fingerprint: str, now_us: int, shares: Shares | None = None
+    ) -> TransactionDone:
         """All blocks and their end into one segment, one behind the other."""
         state = self._state
         fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [it[:3] for it in work.stored]}
@@ -420,7 +534,11 @@ class Transactions:
             fields |= {"step": steps, "last": True}
         if fingerprint:
             fields["fingerprint"] = fingerprint
-        self._sealer.announce(work.blocks)
+        if shares is not None:
+            fields["shards"] = shares.shards
+            self._sealer.announce(FORMAT_SHARES)
+        for block in work.blocks:
+            self._sealer.announce(block.format)
         control = control_parts(fields)
         end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
         self._committer.reserve(
@@ -438,6 +556,9 @@ class Transactions:
             stored = state.remember_step(key, Step(steps, last=True), stored, fingerprint)
         elif key:
             state.remember(key, stored, fingerprint)
+        if shares is not None:
+            state.decisions[key] = Decision(shares.shards, None)
+            self._attempts.pop(key, None)
         told = [self._stored(part) for part in stored]
         return TransactionDone(key, told, False, work.redriven, fingerprint)
 

@@ -1,10 +1,13 @@
 """The HTTP API of a cluster with several logs: every front-end answers for all of them."""
 
 import json
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from penstock.client import ConnectionLost, connect
 from tests.cluster.processes import FrontEnd, Site, site
 from tests.cluster.test_shards import FLAGS, SHARDS, balanced, leaders, queues_of_all
 from tests.http.api import NDJSON, Api, Reply
+from tests.seeds import some
 from tests.server.harness import until
 
 
@@ -177,33 +181,130 @@ def test_offsets_and_cuts_are_of_all_logs(pair: Site) -> None:
         assert [it["ends"][-1] for it in reply.json["ranges"]] == [4] * SHARDS
 
 
-def test_a_transaction_is_of_one_log(pair: Site) -> None:
-    queues = queues_of_all("together")
-    for number, queue in enumerate(queues):
-        here, there = pair.fronts if number % 2 else reversed(pair.fronts)
-        row = b'{"value": "x"}\n'
-        stage = ask(here, "POST", "/v1/stages", row, transaction=f"t{number}", queue=queue)
-        assert stage.status == 200, stage
-        commit = {"transaction": f"t{number}", "stages": [stage.json["stage"]]}
-        for repeated in (False, True):
-            done = ask(there, "POST", "/v1/transactions", commit)
-            assert (done.status, done.json["repeated"]) == (200, repeated)
-        assert there.ask(f"/v1/transactions/t{number}")["state"] == "committed"
-        assert here.ask(f"/v1/queues/{queue}")["ready"] == 1
-    assert (
-        ask(pair.fronts[0], "POST", "/v1/stages", b'{"queue": "q", "value": "x"}\n', transaction="t").status
-        == 400
-    )
-    stages = [
-        ask(pair.fronts[0], "POST", "/v1/stages", b'{"value": "x"}\n', transaction="both", queue=queue).json[
-            "stage"
-        ]
-        for queue in queues[:2]
-    ]
-    refused = ask(pair.fronts[0], "POST", "/v1/transactions", {"transaction": "both", "stages": stages})
-    assert (refused.status, refused.json["type"]) == (409, "urn:penstock:conflict")
-    for queue in queues[:2]:
-        assert pair.fronts[0].ask(f"/v1/queues/{queue}")["ready"] == 1, "nothing of it is there"
+def stage_of(front: FrontEnd, key: str, queues: list[str], **query: str) -> str:
+    """One stage, with a message for each queue; its id."""
+    rows = b"".join(json.dumps({"queue": queue, "value": queue}).encode() + b"\n" for queue in queues)
+    reply = ask(front, "POST", "/v1/stages", rows, transaction=key, **query)
+    assert (reply.status, reply.json["count"]) == (200, len(queues)), reply
+    return str(reply.json["stage"])
+
+
+def test_a_transaction_is_of_all_logs(pair: Site) -> None:
+    """Whoever is asked, and wherever its stages came in."""
+    here, there = pair.fronts
+    for number, (first, other) in enumerate(((here, there), (there, here))):
+        queues = queues_of_all(f"together{number}")
+        key = f"t{number}/1"
+        stages = [stage_of(first, key, queues), stage_of(other, key, queues[:1])]
+        single = ask(other, "POST", "/v1/stages", b'{"value": "x"}\n', transaction=key, queue=queues[2])
+        stages.append(single.json["stage"])
+        stage_of(first, key, queues[1:2])  # of a try that failed
+        assert ask(first, "GET", f"/v1/queues/{queues[0]}").status == 404
+        standing = other.ask(f"/v1/transactions/t{number}%2F1")
+        assert (standing["state"], len(standing["stages"])) == ("open", 4)
+        done = ask(first, "POST", "/v1/transactions", {"transaction": key, "stages": stages})
+        assert (done.status, done.json["repeated"]) == (200, False), done
+        ends = {it["queue"]: it["offset_end"] for it in done.json["stored"]}
+        assert ends == dict(zip(queues, (2, 1, 2, 1), strict=True))
+        again = ask(other, "POST", "/v1/transactions", {"transaction": key, "stages": stages})
+        assert again.json == {**done.json, "repeated": True}
+        for front in pair.fronts:
+            assert [front.ask(f"/v1/queues/{queue}")["ready"] for queue in queues] == [2, 1, 2, 1]
+            standing = front.ask(f"/v1/transactions/t{number}%2F1")
+            assert (standing["state"], standing["stored"]) == ("committed", done.json["stored"])
+        assert ask(first, "DELETE", f"/v1/transactions/t{number}%2F1").json["state"] == "committed"
+        other_stages = {"transaction": key, "stages": [stage_of(first, key, queues[:3])]}
+        assert ask(other, "POST", "/v1/transactions", other_stages).json["type"] == "urn:penstock:key-reused"
+
+
+def test_a_transaction_over_several_logs_is_aborted_or_refused_whole(pair: Site) -> None:
+    here, there = pair.fronts
+    queues = queues_of_all("apart")
+    stage = stage_of(here, "apart", queues)
+    wrong = ask(there, "POST", "/v1/transactions", {"transaction": "apart", "stages": [stage, "f" * 32]})
+    assert (wrong.status, wrong.json["type"]) == (404, "urn:penstock:stage-not-found")
+    assert ask(there, "DELETE", "/v1/transactions/apart").json["state"] == "aborted"
+    gone = ask(here, "POST", "/v1/transactions", {"transaction": "apart", "stages": [stage]})
+    assert (gone.status, gone.json["type"]) == (404, "urn:penstock:stage-not-found")
+    assert ask(here, "GET", "/v1/transactions/apart").status == 404
+    for queue in queues:
+        assert ask(here, "GET", f"/v1/queues/{queue}").status == 404
+    nothing = ask(here, "POST", "/v1/transactions", {"transaction": "nothing", "stages": []})
+    assert (nothing.status, nothing.json["stored"]) == (200, [])
+
+
+def test_letters_of_all_logs_are_repaired_in_one_step(pair: Site) -> None:
+    here, there = pair.fronts
+    queues = fill(pair, "repaired")
+    with connect(here.url("phpmq")) as client:
+        for queue in queues:
+            (message,) = client.consume(queue, count=1)
+            message.reject()
+    for queue in queues:
+        until(lambda queue=queue: here.ask(f"/v1/queues/{queue}")["dead"] == 1, f"{queue} to be dead")  # type: ignore[misc]
+    rows = [json.dumps({"queue": queue, "offset": 0, "value": "whole"}).encode() for queue in queues]
+    stage = ask(here, "POST", "/v1/stages", b"\n".join(rows), transaction="repair", redrive="true")
+    assert stage.status == 200, stage
+    done = ask(there, "POST", "/v1/transactions", {"transaction": "repair", "stages": [stage.json["stage"]]})
+    assert done.status == 200, done
+    with connect(there.url("phpmq")) as client:
+        for queue in queues:
+            (message,) = client.consume(queue, count=1)
+            assert message.body == b"whole"
+            message.ack()
+
+
+def test_what_front_ends_ask_each_other_nobody_else_may(pair: Site) -> None:
+    for front in pair.fronts:
+        assert ask(front, "POST", "/v1/logs", b"x").status == 404
+
+
+@pytest.mark.parametrize("dies", some(["coordinator", "another", "all"], "another"))
+def test_a_transaction_is_whole_whoever_is_killed(tmp_path: Path, dies: str) -> None:
+    """While commits go on, one after the other, one front-end, or all, are killed and started again."""
+    queues = queues_of_all("whole")
+    committed: list[int] = []
+    with site(tmp_path, nodes=1, fronts=2, flags=FLAGS) as running:
+        balanced(running, "ab")
+        here, there = running.fronts
+
+        def commit(number: int) -> None:
+            key = f"batch/{number}"
+            until(lambda: tried(key), f"{key} to be committed", 60)
+            committed.append(number)
+
+        def tried(key: str) -> bool:
+            rows = b"".join(json.dumps({"queue": it, "value": key}).encode() + b"\n" for it in queues)
+            try:
+                stage = ask(here, "POST", "/v1/stages", rows, transaction=key)
+                if stage.status != 200:
+                    return False
+                body = {"transaction": key, "stages": [stage.json["stage"]]}
+                return ask(here, "POST", "/v1/transactions", body).status == 200
+            except (OSError, HTTPException):
+                return False
+
+        def goes_on() -> None:
+            for number in range(40):
+                commit(number)
+
+        thread = threading.Thread(target=goes_on)
+        thread.start()
+        until(lambda: len(committed) > 5, "some commits")
+        for front in {"coordinator": [here], "another": [there], "all": [here, there]}[dies]:
+            front.signal(signal.SIGKILL)
+        if dies != "another":
+            here.wait()
+            here.start()
+        if dies != "coordinator":
+            there.wait()
+            there.start()
+        thread.join(120)
+        assert committed == list(range(40))
+        for queue in queues:
+            lines = ask(here, "GET", f"/v1/queues/{queue}/search").body.splitlines()
+            found = sorted(it["value"] for it in map(json.loads, lines) if "value" in it)
+            assert found == sorted(f"batch/{number}" for number in range(40))
 
 
 def test_messages_are_not_copied_into_the_log_of_another_queue(pair: Site) -> None:

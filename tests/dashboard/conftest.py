@@ -32,7 +32,7 @@ BROWSER_SECONDS = 60.0
 """A browser and the two processes of a broker, where other tests run too: nobody is in a hurry."""
 
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
-"""So Chromium ends what it loads where an interface of the machine comes or goes: the page is loaded again."""
+"""So Chromium ends what it loads where an interface of the machine comes or goes: it is loaded again."""
 
 TRIES = 5
 

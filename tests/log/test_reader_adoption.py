@@ -456,6 +456,6 @@ def test_a_format_that_is_not_known_is_not_read(tmp_path: Path) -> None:
     pen.control({"op": "format", "format": 2, "queue": STAGES})
     with pen.done() as reader:
         assert list(reader.queues()) == ["orders"]
-    pen.control({"op": "format", "format": 4})
-    with pytest.raises(LogRefused, match=r"\.seg: the log has format 4: .* newer version"):
+    pen.control({"op": "format", "format": 5})
+    with pytest.raises(LogRefused, match=r"\.seg: the log has format 5: .* newer version"):
         pen.done()

@@ -84,17 +84,16 @@ async def post_stage(call: Call) -> Response:
         call.require(Right.OPERATE if repairs else Right.SEND, (its_queue,))
         if repairs:
             # Which says no, where there is none. The letters of the one that is there are meant.
-            answer = await call.site.link.call("queue", {"queue": its_queue})
-            batch.identity = answer.fields["row"]["identity"]
+            batch.identity = await call.site.transactions.identity(its_queue)
             if call["identity"] not in (None, batch.identity):
                 raise QueueDeleted(its_queue)
         parts.append((its_queue, batch))
     key = _key(call, call["transaction"])
     if not repairs:
-        return answer_json(await call.site.stages.stage(key, parts))
+        return answer_json(await call.site.transactions.stage(key, parts))
     count = sum(len(batch) for _, batch in parts)
     async with call.act("repair", queue=queue or "", transaction=call["transaction"], count=count):
-        return answer_json(await call.site.stages.stage(key, parts))
+        return answer_json(await call.site.transactions.stage(key, parts))
 
 
 def _key(call: Call, key: str) -> str:
@@ -106,20 +105,20 @@ async def post_transaction(call: Call) -> Response:
     fields = await call.fields()
     key: str = fields["transaction"]
     if not call.user.may(Right.SEND):  # It may have had rights when it staged that are gone since.
-        for queue in await call.site.stages.queues(_key(call, key), fields["stages"]):
+        for queue in await call.site.transactions.queues(_key(call, key), fields["stages"]):
             if not call.user.rights(queue) & (Right.SEND | Right.OPERATE):
                 raise forbidden(call.user, Right.SEND, queue)
-    stored, repeated = await call.site.stages.commit(_key(call, key), fields["stages"])
+    stored, repeated = await call.site.transactions.commit(_key(call, key), fields["stages"])
     return answer_json({"transaction": key, "state": "committed", "repeated": repeated, "stored": stored})
 
 
 async def get_transaction(call: Call) -> Response:
     try:
-        stored, stages = await call.site.stages.standing(_key(call, call["key"]))
+        stored, stages = await call.site.transactions.standing(_key(call, call["key"]))
     except Problem as problem:
         if problem.name != "transaction-not-found" or not call.user.may(Right.READ):
             raise
-        stored, stages = await call.site.stages.standing(call["key"])
+        stored, stages = await call.site.transactions.standing(call["key"])
     return answer_json(
         {
             "transaction": call["key"],
@@ -132,7 +131,7 @@ async def get_transaction(call: Call) -> Response:
 
 
 async def delete_transaction(call: Call) -> Response:
-    committed = await call.site.stages.abort(_key(call, call["key"]))
+    committed = await call.site.transactions.abort(_key(call, call["key"]))
     return answer_json({"transaction": call["key"], "state": "committed" if committed else "aborted"})
 
 

@@ -6,7 +6,7 @@ Each log that is led here has an application of its own, as a broker has that ha
     about a queue     goes to the application of its log, here or at the front-end that leads it (`others.py`)
     about all         is asked of all logs, wherever they are, and put together (`merging.py`)
     about readers     is asked of the logs that have their queues
-    transactions      are of one log: that of their queues
+    transactions      are of all logs that their queues are in (`transactions.py`)
     about this one    the engine, metrics, audit: what this front-end leads and does
 
 Rules that always hold:
@@ -38,6 +38,8 @@ from penstock.http.auth import USER, forbidden
 from penstock.http.connection import CONNECTION
 from penstock.http.problems import Problem
 from penstock.http.sharding import merging, streams
+from penstock.http.sharding.logs import PATH as LOGS_PATH
+from penstock.http.sharding.logs import ClusterLogs, no_leader
 from penstock.http.sharding.others import (
     Answered,
     Asked,
@@ -47,6 +49,7 @@ from penstock.http.sharding.others import (
     target_of,
     unreachable,
 )
+from penstock.http.sharding.transactions import ShardedStages
 from penstock.http.site import Site
 from penstock.model.rights import Right, User
 from penstock.model.shards import shard_of
@@ -86,12 +89,15 @@ class Gate:
         self._apps: dict[int, App] = {}  # by shard: those that are led here
         self._leaders: list[str] = []
         self._member = ""
+        self.logs = ClusterLogs(base, others)
+        base.transactions = ShardedStages(self.logs)
 
-    def set_shards(self, sharding: Fields, apps: dict[int, App]) -> None:
+    def set_shards(self, sharding: Fields, apps: dict[int, App], sites: dict[int, Site]) -> None:
         """Who leads what, from now on."""
         self._leaders = sharding["leaders"]
         self._member = sharding["own"]
         self._apps = apps
+        self.logs.set_shards(self._leaders, self._member, sites)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.door is not None and self.door.takes(scope):
@@ -159,8 +165,8 @@ class Gate:
             await self._cuts(scope, receive, send)
         elif path == "/v1/stages":
             await self._stage(scope, receive, send)
-        elif parts[:2] == ["v1", "transactions"]:
-            await self._transaction(parts, scope, receive, send)
+        elif path == LOGS_PATH and scope[THEIRS]:
+            await self.logs.answer(scope, receive, send)
         else:
             await self._own(scope, receive, send)
 
@@ -184,11 +190,7 @@ class Gate:
     def _leader(self, shard: int) -> str:
         leader = self._leaders[shard]
         if not leader or leader == self._member:
-            raise Problem(
-                "no-leader",
-                f"shard {shard} is led by nobody yet; try again in a second",
-                headers={"Retry-After": "1"},
-            )
+            raise no_leader(shard)
         return leader
 
     def _with_user(self, scope: Scope, headers: Headers) -> Headers:
@@ -438,41 +440,13 @@ class Gate:
                     found[at] = row
         await _json({"ranges": found})(scope, receive, send)
 
-    # --- transactions: of one log ------------------------------------------------------------------
-
     async def _stage(self, scope: Scope, receive: Receive, send: Send) -> None:
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        queue = query.get("queue")
+        """One for a queue goes where that is; of others, each message says where it goes."""
+        queue = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("queue")
         if queue is None:
-            raise Problem(
-                "bad-request",
-                "in a cluster with several logs (cluster.shards) a stage is for one queue: "
-                "name it with ?queue= (Spark: the option queue)",
-            )
-        await self._to_shard(self._shard(queue), scope, receive, send)
-
-    async def _transaction(self, parts: list[str], scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._asked(scope, receive) as asked:
-            key = parts[2] if len(parts) > 2 else str(_fields(asked).get("transaction", ""))
-            answer = await self._of_transaction(_quoted(key), scope, asked)
-        await _as_it_is(answer)(scope, receive, send)
-
-    async def _of_transaction(self, key: bytes, scope: Scope, asked: Asked) -> Answered:
-        """It is where its stages are, or where it was committed."""
-        sources = self._sources(scope)
-        look = Asked("GET", b"/v1/transactions/" + key, asked.headers)
-        answers = await asyncio.gather(*(it(look) for it in sources.values()))
-        there = [name for name, answer in zip(sources, answers, strict=True) if answer.status == 200]
-        if len(there) > 1:
-            raise Problem(
-                "conflict",
-                f"transaction {key.decode()!r} has stages for queues of several logs ({', '.join(there)}); "
-                f"in a cluster with several (cluster.shards) the queues of a transaction must be in one",
-            )
-        source = sources[there[0]] if there else next(iter(sources.values()), None)
-        if source is None:
-            raise _nobody()
-        return await source(asked)
+            await self._own(scope, receive, send)
+        else:
+            await self._to_shard(self._shard(queue), scope, receive, send)
 
 
 # --- asking ------------------------------------------------------------------------------------------

@@ -90,12 +90,14 @@ class Shards:
 
     def _tell(self) -> None:
         served = self._served()
-        apps = {it: app for it, (_, app, folder) in self._there.items() if served.get(it) == folder}
-        self._gate.set_shards(self._wanted, apps)
+        there = {it: found for it, found in self._there.items() if served.get(it) == found[2]}
+        apps = {it: app for it, (_, app, _) in there.items()}
+        self._gate.set_shards(self._wanted, apps, {it: site for it, (site, _, _) in there.items()})
 
     async def stop(self) -> None:
         if self._changing is not None:
             self._changing.cancel()
             await asyncio.gather(self._changing, return_exceptions=True)
+        await self._gate.logs.doubts.stop()
         for shard, (site, _, _) in self._there.items():
             await self._close(shard, site)

@@ -48,6 +48,8 @@ COPIED: Final = (
     "a new checkpoint"
 )
 
+STAGE_FIELDS: Final = ("stage", "count", "bytes")
+
 Parts = Sequence[tuple[str, Batch]]
 
 
@@ -91,24 +93,29 @@ class Stages:
 
     # --- what is done ----------------------------------------------------------------------------
 
-    async def stage(self, key: str, parts: Parts) -> Fields:
-        """Keep a part of a transaction; it is synced when this returns."""
+    async def stage(self, key: str, parts: Parts, alias: str = "") -> Fields:
+        """Keep a part of a transaction; it is synced when this returns. `alias`: another id for it."""
         await self._old.check(key)
-        return await self._stage(key, parts)
+        return await self._stage(key, parts, alias)
 
     async def commit(self, key: str, stage_ids: Sequence[str]) -> Committed:
         """Store exactly these stages, once. Answered when they are durable."""
         await self._old.check(key)
         done = await self._call("commit", key, {"stages": stage_ids})
-        stored = _ranges(done["stored"])
+        stored = ranges_of(done["stored"])
         if done["repeated"]:
-            _check_same(key, stage_ids, stored, done["fingerprint"], done["asked"])
+            check_same(key, stage_ids, stored, done["fingerprint"], done["asked"])
         return Committed(stored, done["repeated"])
 
     async def queues(self, key: str, stage_ids: Sequence[str]) -> list[str]:
         """What these stages, as far as they are there, have messages for."""
         queues: list[str] = (await self._call("transaction", key, {"stages": stage_ids}))["queues"]
         return queues
+
+    async def identity(self, queue: str) -> str:
+        """That of the queue that is there now; who asks is refused where there is none."""
+        answer = await self._link.call("queue", {"queue": queue})
+        return str(answer.fields["row"]["identity"])
 
     async def abort(self, key: str) -> bool:
         """Let go of all its stages; whether it was committed before, which stays."""
@@ -120,12 +127,9 @@ class Stages:
         await self._old.check(key)
         known = await self._call("transaction", key)
         if known["stored"] is None and not known["stages"]:
-            raise Problem(
-                "transaction-not-found",
-                f"there is no transaction {shown(key)!r}: nothing is staged for it, and it was not committed "
-                f"lately",
-            )
-        return None if known["stored"] is None else _ranges(known["stored"]), known["stages"]
+            raise unknown_transaction(key)
+        stages = [{name: it[name] for name in STAGE_FIELDS} for it in known["stages"]]
+        return None if known["stored"] is None else ranges_of(known["stored"]), stages
 
     # --- the first process -----------------------------------------------------------------------
 
@@ -144,10 +148,7 @@ class Stages:
         try:
             return (await self._link.call(name, said, *buffers, seconds=seconds)).fields
         except CallRefused as refusal:
-            told = str(refusal).replace(repr(KIND + key), repr(shown(key)))
-            if refusal.kind in ("no-stage", "stage-damaged"):
-                told = f"transaction {shown(key)!r}: {told}"
-            raise CallRefused(refusal.kind, told) from None
+            raise as_told(key, refusal) from None
 
     async def _stage(self, key: str, parts: Parts, was: str = "") -> Fields:
         """What it has, and under which id. `was`: its id in an earlier version."""
@@ -176,12 +177,27 @@ class Stages:
         finally:
             self._on_their_way -= size
             self._left.set()
-        return {name: done[name] for name in ("stage", "count", "bytes")}
+        return {name: done[name] for name in STAGE_FIELDS}
 
     def _forget(self, number: int) -> None:
         """Pieces of a stage that were sent are of no use. Who is gone need not be told."""
         gone = self._link.call("stage", {"number": number, "gone": True})
         asyncio.ensure_future(gone).add_done_callback(lambda told: told.cancelled() or told.exception())
+
+
+def as_told(key: str, refusal: CallRefused) -> CallRefused:
+    """What the first process says of a key, in the words of who has given it."""
+    told = str(refusal).replace(repr(KIND + key), repr(shown(key)))
+    if refusal.kind in ("no-stage", "stage-damaged"):
+        told = f"transaction {shown(key)!r}: {told}"
+    return CallRefused(refusal.kind, told)
+
+
+def unknown_transaction(key: str) -> Problem:
+    return Problem(
+        "transaction-not-found",
+        f"there is no transaction {shown(key)!r}: nothing is staged for it, and it was not committed lately",
+    )
 
 
 def _pieces(parts: Parts) -> Iterator[Parts]:
@@ -207,7 +223,7 @@ def _totals(key: str, parts: Parts) -> Totals:
     return fingerprint.totals()
 
 
-def _ranges(stored: Iterable[Sequence[Any]]) -> list[Fields]:
+def ranges_of(stored: Iterable[Sequence[Any]]) -> list[Fields]:
     """Where messages are; ranges of a queue that follow upon each other as one."""
     joined: list[Fields] = []
     for queue, first, end, _ in stored:
@@ -221,7 +237,7 @@ def _ranges(stored: Iterable[Sequence[Any]]) -> list[Fields]:
 # --- the same key again ------------------------------------------------------------------------------
 
 
-def _check_same(
+def check_same(
     key: str, stage_ids: Sequence[str], stored: list[Fields], fingerprint: str, totals: Totals | None
 ) -> None:
     """Whether these stages bring what is stored under their key already. `totals`: what they bring."""

@@ -1,7 +1,8 @@
 """Calls: what the second process may ask of the first, a handler for each.
 
     messages        append, take, untake, settle
-    transactions    transact; stage, commit, abort, transaction
+    transactions    transact; stage, commit, abort, transaction; of several logs: begin, prepare, unprepare,
+                    attempt, finish, doubts, totals
     queues          queues, queue, states; pause, purge, redrive, withdraw, delete
     readers         hold_reader, release_reader, readers
     clients         connections, connection, end
@@ -36,6 +37,13 @@ CALLS: Final[dict[str, Handler]] = {
     "commit": transactions.commit,
     "abort": transactions.abort,
     "transaction": transactions.transaction,
+    "begin": transactions.begin,
+    "prepare": transactions.prepare,
+    "unprepare": transactions.unprepare,
+    "attempt": transactions.attempt,
+    "finish": transactions.finish,
+    "doubts": transactions.doubts,
+    "totals": transactions.totals,
     "queues": queues.queues,
     "queue": queues.queue,
     "states": queues.states,

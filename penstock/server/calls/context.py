@@ -10,6 +10,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.operate import Draining, Operator, TooFast
 from penstock.control.frames import Buffer, Fields
 from penstock.log.errors import (
+    AttemptOver,
     DiskFull,
     LogError,
     LogFailed,
@@ -118,6 +119,7 @@ REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (QueueDeleted, "deleted"),
     (ReaderUnknown, "no-reader"),
     (ConnectionUnknown, "no-connection"),
+    (AttemptOver, "attempt-over"),
     (StageUnknown, "no-stage"),
     (StageDamaged, "stage-damaged"),
     (DiskFull, "disk-full"),

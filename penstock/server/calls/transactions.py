@@ -1,4 +1,7 @@
-"""Transactions: in one call, or in stages that come one by one, are committed or aborted."""
+"""Transactions: in one call, or in stages that come one by one, are committed or aborted; and what is asked
+of each log about one that has stages in several (`log/transactions.py`)."""
+
+from typing import Final
 
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Fields
@@ -6,7 +9,7 @@ from penstock.log.errors import (
     LogError,
 )
 from penstock.log.log import Log
-from penstock.log.results import Begun, StageInfo, Stored, TransactionDone, TransactionReceipt
+from penstock.log.results import Begun, Shares, StageInfo, Stored, TransactionDone, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.server.calls.context import (
     Answer,
@@ -14,6 +17,9 @@ from penstock.server.calls.context import (
     Context,
     when_safe,
 )
+
+DOUBTS_MAX: Final = 100
+"""In one answer."""
 
 
 def transact(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -71,7 +77,11 @@ def commit(context: Context, fields: Fields, body: memoryview, answer: Answer) -
     """One step now, the others in later turns of the loop."""
     begun = Begun(fields.get("steps", 0), fields.get("fingerprint", ""))
     now_us, receipt = context.server.arrival_us(), _committed(context, answer)
-    steps = context.operator.commit(fields["key"], fields["stages"], now_us, receipt, begun)
+    shares = Shares(**fields["shares"]) if "shares" in fields else None
+    decided = fields.get("decided", False)
+    steps = context.operator.commit(
+        fields["key"], fields["stages"], now_us, receipt, begun, shares, decided=decided
+    )
 
     def take_one() -> None:
         try:
@@ -104,12 +114,72 @@ def transaction(context: Context, fields: Fields, body: memoryview, answer: Answ
         when_safe(context, answer, told)
 
 
+# --- with stages in several logs ---------------------------------------------------------------------
+
+
+def begin(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """An attempt of a commit, in the log of the key; or what is decided already."""
+    log, key = context.log, fields["key"]
+    if log.decision(key) is None and log.transaction(key) is None:
+        answer({"attempt": log.begin(key)})
+    else:
+        when_safe(context, answer, _standing(log, key) | {"attempt": None})
+
+
+def prepare(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    totals = context.operator.prepare(
+        fields["key"], fields["attempt"], fields["stages"], context.server.arrival_us()
+    )
+    when_safe(context, answer, {"totals": totals})
+
+
+def unprepare(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.log.unprepare(fields["key"], fields["attempt"], context.server.arrival_us())
+    when_safe(context, answer, {})
+
+
+def attempt(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """What became of an attempt, and what a log has to store for it; the log of the key says so."""
+    log, key = context.log, fields["key"]
+    if not log.is_decided(key, fields["attempt"]):
+        answer({"stages": None})
+        return
+    decision = log.decision(key)
+    stages = decision.shards.get(str(fields["of"])) if decision is not None else None
+    when_safe(context, answer, {"stages": stages})
+
+
+def finish(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.log.finish(fields["key"], fields["stored"], context.server.arrival_us())
+    when_safe(context, answer, {})
+
+
+def doubts(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """What is prepared here, and what is decided here and not known to be stored everywhere; some of each."""
+    prepared, unfinished = context.log.prepared(), context.log.unfinished()
+    answer({"prepared": prepared[:DOUBTS_MAX], "unfinished": unfinished[:DOUBTS_MAX]})
+
+
+def totals(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """Which of these stages are in this log, and what they bring."""
+    log = context.log
+    found = log.stage_totals(fields["key"], fields["stages"])
+    queues = log.staged_queues([stage for stage, _, _ in found])
+    answer({"found": found, "queues": sorted(queues), "others": len(log.stages(fields["key"])) > len(found)})
+
+
 def _standing(log: Log, key: str) -> Fields:
     stored = log.transaction(key)
+    decision = log.decision(key)
+    if stored is None and decision is not None:  # of a key that was forgotten since
+        stored = []
     return {
         "stored": _stored(stored) if stored is not None else None,
+        "fingerprint": log.fingerprint(key),
+        "decision": decision._asdict() if decision is not None else None,
+        "prepared": log.prepared_of(key),
         "steps": log.transaction_steps(key),
-        "stages": [_stage_fields(stage) for stage in log.stages(key)],
+        "stages": [_stage_fields(it) | {"alias": log.stage_alias(it.stage)} for it in log.stages(key)],
     }
 
 
