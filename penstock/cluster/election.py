@@ -272,10 +272,10 @@ class Election:
             await self._begun.wait()
         at, before = self._clock(), self._said
         self.leases.warm = frozenset(self._warm())
-        facts = self.leases.said_of_us(self._facts(), at)
         ours = self.leases.said_of_us({}, at)
         if at - before[0] >= MEMBER_SECONDS or ours != before[1]:
             self._said = at, ours
+            facts = self.leases.said_of_us(self._facts(), at)
             subject = self._names.state(MEMBER + self.leases.member)
             await self._register.put(subject, json.dumps(facts).encode())
         return LOOK_SECONDS

@@ -32,7 +32,7 @@ from penstock.cluster.election import ASK_SECONDS, Election, shards_of
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, relay_files, servers_of, wire_options
 from penstock.cluster.pipe import HttpPipe, open_way
-from penstock.cluster.records import HOME, WARM, Claim, Role, View
+from penstock.cluster.records import HOME, LOGS, WARM, Claim, Role, View
 from penstock.cluster.routing import Router
 from penstock.cluster.shard import Shard, Standing
 from penstock.cluster.shard_lines import ShardLines
@@ -294,6 +294,7 @@ class Front(Backend):
             LEADS: led if self.shard_count > 1 else bool(led),
             CLOCK: time.time_ns() // 1000,
             TIME: self.server.now_us(),
+            LOGS: {str(shard.number): shard.extent() for shard in self.shards if shard.keeps},
         }
 
     async def open_http(self) -> None:

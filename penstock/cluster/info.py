@@ -3,8 +3,10 @@
     name      of the log
     id        of this front-end
     role      "leader" or "follower"
+    this      the same
     leader    the id of the front-end that leads; empty: nobody does at the moment
-    shards    each with the front-end that leads it, in which term, and those that have a current copy of it
+    shards    each with the front-end that leads it, in which term, the one that stands by and how many bytes
+              of the log that has yet to read; how many queues and bytes it has; who has a current copy
     members   every front-end, each with its id, its role, its version, whether the leader has a link to it,
               and how its copy of the log is: "current" (it can lead at once) or "behind" (it would have to
               read first)
@@ -19,7 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.cluster.checks import Finding
-from penstock.cluster.records import WARM, Claim
+from penstock.cluster.placement import place
+from penstock.cluster.records import HOME, LOGS, WARM, WEARY, Claim
 
 LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
@@ -45,17 +48,10 @@ def cluster_info(
     return {
         "name": name,
         "id": own,
+        "this": own,
         "role": LEADER if own in leaders else FOLLOWER,
         "leader": leader,
-        "shards": [
-            {
-                "shard": shard,
-                "leader": claim.leader,
-                "term": claim.term,
-                "copies": sorted(it for it, facts in members.items() if shard in _warm(facts)),
-            }
-            for shard, claim in enumerate(claims)
-        ],
+        "shards": _shards(members, claims),
         "members": [
             {
                 "id": member,
@@ -71,12 +67,44 @@ def cluster_info(
     }
 
 
+def _shards(members: Mapping[str, Mapping[str, Any]], claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    homes = {name: str(facts.get(HOME, name)) for name, facts in members.items()}
+    weary = [name for name, facts in members.items() if facts.get(WEARY)]
+    places = place(homes, [claim.leader for claim in claims], weary)
+    rows = []
+    for shard, (claim, its_place) in enumerate(zip(claims, places, strict=True)):
+        led = _extent(members.get(claim.leader, {}), shard)
+        copied = _extent(members.get(its_place.standby, {}), shard)
+        rows.append(
+            {
+                "shard": shard,
+                "leader": claim.leader,
+                "standby": its_place.standby,
+                "term": claim.term,
+                "queues": led[1] if len(led) > 1 else 0,
+                "bytes": led[2] if len(led) > 2 else 0,
+                "behind_bytes": max(led[0] - copied[0], 0) if led and copied else None,
+                "copies": sorted(it for it, facts in members.items() if shard in _warm(facts)),
+            }
+        )
+    return rows
+
+
+def _extent(facts: Mapping[str, Any], shard: int) -> list[int]:
+    """What a member has of a log; nothing where it does not say so."""
+    logs = facts.get(LOGS)
+    said = logs.get(str(shard)) if isinstance(logs, dict) else None
+    return said if isinstance(said, list) and all(isinstance(it, int) for it in said) else []
+
+
 def _copy(facts: Mapping[str, Any]) -> str:
     return "current" if facts.get(WARM) else "behind"
 
 
 def _warm(facts: Mapping[str, Any]) -> Sequence[int]:
     warm = facts.get(WARM)
+    if isinstance(warm, bool):  # The log is the only one.
+        return (0,) if warm else ()
     return warm if isinstance(warm, list) else ()
 
 

@@ -21,6 +21,10 @@ UNKNOWN: Final = "?"
 WARM: Final = "warm"
 """The fact of a member that says of which shards it has the log. Earlier versions say whether, of the one."""
 
+LOGS: Final = "logs"
+"""The fact of a member that says of each shard that it leads up to where the log goes, and how many queues
+and bytes it has; of each that it keeps a copy of, up to where that goes."""
+
 WEARY: Final = "weary"
 HOME: Final = "home"
 """The fact of a member by which it gets shards: it stays when a front-end starts again. Else, its name."""

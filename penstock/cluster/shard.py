@@ -138,6 +138,13 @@ class Shard:
         """Whether it could be led at once."""
         return self.led is not None or time.monotonic() - self._kept_up < WARM_SECONDS
 
+    def extent(self) -> list[int]:
+        """Up to where the log goes that is here; where it is led, how many queues and bytes it has."""
+        led = self.led
+        if led is None:
+            return [self.replica.end]
+        return [led.log.position, led.log.queue_count, led.log.bytes_stored]
+
     # --- life ------------------------------------------------------------------------------------
 
     async def begin(self) -> None:

@@ -3,6 +3,8 @@ engine's page."""
 
 from typing import Final
 
+from nicegui.elements.mixins.text_element import TextElement
+
 from penstock.common import units
 from penstock.control.frames import Fields
 from penstock.dashboard.layout import badge, fact, facts, panel, tag
@@ -16,10 +18,12 @@ def _told(check: Fields) -> str:
 
 
 class ClusterPanel:
-    """Nothing is seen of it where there is no cluster. It is drawn anew when something of it has changed."""
+    """Nothing is seen of it where there is no cluster. It is drawn anew when something of it has changed, but
+    for what grows all the time."""
 
     def __init__(self) -> None:
         self._shown: Fields | None = None
+        self._extents: list[tuple[TextElement, TextElement]] = []  # of each shard: queues, bytes
         with panel("Cluster") as section:
             self._section = section
             with facts():
@@ -31,9 +35,15 @@ class ClusterPanel:
         section.set_visibility(False)
 
     def show(self, cluster: Fields | None) -> None:
-        if cluster == self._shown:
-            return
-        self._shown = cluster
+        shown = None if cluster is None else {**cluster, "shards": [_fixed(it) for it in cluster["shards"]]}
+        if shown != self._shown:
+            self._shown = shown
+            self._draw(cluster)
+        for shard, (queues, size) in zip(cluster["shards"] if cluster else (), self._extents, strict=False):
+            queues.set_text(units.count(shard["queues"]))
+            size.set_text(units.size(shard["bytes"]))
+
+    def _draw(self, cluster: Fields | None) -> None:
         self._section.set_visibility(cluster is not None)
         if cluster is None:
             return
@@ -46,9 +56,15 @@ class ClusterPanel:
         self._tables.clear()
         with self._tables:
             _map(cluster)
-            if len(cluster["shards"]) > 1:
-                _shards(cluster["shards"])
+            self._extents = _shards(cluster["shards"]) if many else []
             _checks(cluster["checks"])
+
+
+def _fixed(shard: Fields) -> Fields:
+    """Without what grows all the time."""
+    is_current = shard["standby"] in shard["copies"]
+    behind = None if is_current or shard["behind_bytes"] is None else units.size(shard["behind_bytes"])
+    return {**shard, "queues": 0, "bytes": 0, "behind_bytes": behind}
 
 
 def _map(cluster: Fields) -> None:
@@ -110,9 +126,10 @@ def _node(node: Fields) -> None:
         tag("small", f"{units.counted(node['behind'], 'record')} behind" if node["behind"] else "NATS")
 
 
-def _shards(shards: list[Fields]) -> None:
+def _shards(shards: list[Fields]) -> list[tuple[TextElement, TextElement]]:
+    extents = []
     with tag("table", classes="ps-table", aria_label="Shards"):
-        _head("Shard", "Led by", "Term", "Could lead it at once")
+        _head("Shard", "Led by", "Stands by", "Term", "Queues", "Size")
         with tag("tbody"):
             for shard in shards:
                 with tag("tr"):
@@ -122,9 +139,21 @@ def _shards(shards: list[Fields]) -> None:
                             tag("span", shard["leader"])
                         else:
                             badge("nobody", "bad")
+                    with tag("td"):
+                        _standby(shard)
                     tag("td", str(shard["term"]))
-                    others = [it for it in shard["copies"] if it != shard["leader"]]
-                    tag("td", ", ".join(others) or "nobody else")
+                    extents.append((tag("td"), tag("td")))
+    return extents
+
+
+def _standby(shard: Fields) -> None:
+    if not shard["standby"]:
+        badge("nobody", "warn")
+        return
+    tag("span", shard["standby"])
+    if shard["standby"] not in shard["copies"]:
+        behind = shard["behind_bytes"]
+        badge("reads the log" if behind is None else f"{units.size(behind)} behind", "warn")
 
 
 def _checks(checks: list[Fields]) -> None:

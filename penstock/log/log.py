@@ -1064,6 +1064,11 @@ class Log:
         return views.known_queue(self._state, queue)
 
     @property
+    def bytes_stored(self) -> int:
+        """What all segments have."""
+        return sum(segment.size for segment in self._state.segments.all)
+
+    @property
     def queue_count(self) -> int:
         return len(self._state.queues) - self._state.repair_queues
 
@@ -1161,7 +1166,7 @@ class Log:
             opening=self._state.opening,
             position=self._committer.position,
             segments=len(segments),
-            log_bytes=sum(segment.size for segment in segments),
+            log_bytes=self.bytes_stored,
             disk_bytes_free=self._disk.free_bytes(),
             disk_bytes_total=total_bytes,
             disk_bytes_reserve=min(self._settings.disk_bytes_reserve, total_bytes // 4),

@@ -36,6 +36,22 @@ def test_a_stream_of_one_server_says_nothing_of_nodes() -> None:
     assert nodes_of({"cluster": {"leader": "only"}}) == [{"name": "only", "state": "leader", "behind": 0}]
 
 
+def test_of_each_shard_it_says_who_stands_by_and_how_far() -> None:
+    members: dict[str, dict[str, object]] = {
+        "a": {"warm": [0, 1], "logs": {"0": [5000, 3, 4096], "1": [700]}},
+        "b": {"warm": [1], "logs": {"0": [4000], "1": [900, 1, 900]}},
+    }
+    claims = [Claim("a", 1), Claim("b", 7)]
+    picture = cluster_info(name="eu", own="b", members=members, claims=claims, streams={}, findings=[])
+    jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), picture)
+    assert picture["this"] == "b"
+    names = ("leader", "standby", "term", "queues", "bytes", "behind_bytes", "copies")
+    assert [[it[name] for name in names] for it in picture["shards"]] == [
+        ["a", "b", 1, 3, 4096, 1000, ["a"]],
+        ["b", "a", 7, 1, 900, 200, ["a", "b"]],
+    ]
+
+
 def test_the_picture_is_what_the_api_promises() -> None:
     findings = [Finding("version", Level.OK, "2.15.1"), Finding("sync", Level.WARN, "who knows", "ask")]
     members: dict[str, dict[str, object]] = {"f1": {"warm": True}, "f3": {"version": "0.1.0"}}
@@ -55,7 +71,17 @@ def test_the_picture_is_what_the_api_promises() -> None:
         {"id": "f2", "role": "follower", "version": "", "linked": True, "copy": "behind"},
         {"id": "f3", "role": "follower", "version": "0.1.0", "linked": False, "copy": "behind"},
     ]
-    assert picture["shards"] == [{"shard": 0, "leader": "f1", "term": 3, "copies": []}]
+    (shard,) = picture["shards"]
+    assert shard.pop("standby") in ("f2", "f3")
+    assert shard == {
+        "shard": 0,
+        "leader": "f1",
+        "term": 3,
+        "queues": 0,
+        "bytes": 0,
+        "behind_bytes": None,
+        "copies": ["f1"],
+    }
     assert picture["checks"][1] == {"name": "sync", "level": "warn", "text": "who knows", "advice": "ask"}
     alone = cluster_info(name="eu", own="f1", members={}, claims=[Claim("f1")], streams={}, findings=[])
     jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), alone)

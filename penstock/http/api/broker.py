@@ -32,6 +32,7 @@ SCHEMAS: Final = {
         {
             "name": schema.said(schema.STRING, "Of the log that the front-ends share."),
             "id": schema.said(schema.STRING, "Of the front-end that answers."),
+            "this": schema.said(schema.STRING, "The same."),
             "role": schema.words("leader", "follower"),
             "leader": schema.said(schema.STRING, "The front-end that leads; empty: none does at the moment."),
             "shards": {
@@ -40,7 +41,16 @@ SCHEMAS: Final = {
                         {
                             "shard": schema.COUNT,
                             "leader": schema.said(schema.STRING, "Empty: none does at the moment."),
+                            "standby": schema.said(
+                                schema.STRING, "Who keeps a copy to lead it next; empty: nobody is there."
+                            ),
                             "term": schema.COUNT,
+                            "queues": schema.COUNT,
+                            "bytes": schema.said(schema.COUNT, "Of the log."),
+                            "behind_bytes": schema.said(
+                                schema.or_null(schema.COUNT),
+                                "What whoever stands by has yet to read; null: it has not said.",
+                            ),
                             "copies": schema.said(
                                 schema.list_of(schema.STRING), "Front-ends that could lead it at once."
                             ),

@@ -51,6 +51,9 @@ LOOK_SECONDS: Final = 2.0
 DOUBT_SECONDS: Final = 5.0
 """Whoever commits is left so much time before anybody asks what became of it."""
 
+LONG_SECONDS: Final = 60.0
+"""What is in doubt for longer is told."""
+
 UNCERTAIN: Final = frozenset({"unavailable", "failed", "bug"})
 """Refusals behind which a decision may stand all the same."""
 
@@ -288,6 +291,7 @@ class Doubts:
         self._is_led = is_led
         self._shards: set[int] = set()  # that may have some
         self._since: dict[tuple[int, str, str], float] = {}
+        self._told: set[tuple[int, str, str]] = set()
         self._looking: asyncio.Task[None] | None = None
 
     def look_at(self, shard: int) -> None:
@@ -322,6 +326,7 @@ class Doubts:
         seen += [(shard, key, "") for key in told["unfinished"]]
         others = {it: since for it, since in self._since.items() if it[0] != shard}
         self._since = others | {it: self._since.get(it, now) for it in seen}
+        self._told &= self._since.keys()
         if not seen:
             self._shards.discard(shard)
         failed: PenstockError | None = None
@@ -332,6 +337,10 @@ class Doubts:
                 await self._end(*it)
             except PenstockError as error:
                 failed = error
+                if now - self._since[it] > LONG_SECONDS and it not in self._told:
+                    self._told.add(it)
+                    name = shown(it[1].removeprefix(KIND))
+                    log.warning("transaction %r is in doubt in log %d: %s", name, shard, error)
         if failed is not None:
             raise failed
 

@@ -116,6 +116,7 @@ class Replica:
         self._nothing_from = 0  # from this record on, nothing came when the stream said that it had more
         self._is_partial = False  # files are missing whose records are all before `applied`
         self._kept: _Note | None = None  # as it was written down last
+        self.end = 0  # up to this position the files of the log go
         self.records: dict[str, int] = {}  # by file: how many it has; kept by whoever leads, too
         self.index: RecordIndex
 
@@ -131,6 +132,9 @@ class Replica:
         if known is not None and known.applied <= last and known.sizes == self._sizes():
             self.applied = known.applied
             self.records = known.records
+            for name, size in known.sizes.items():
+                if name.startswith(LOG + os.sep):
+                    self._reaches(name, size)
             self.index = RecordIndex(os.path.join(self._folder, RECORDS))
             return
         if known is not None and known.applied > last:
@@ -224,6 +228,12 @@ class Replica:
             for entry in os.scandir(os.path.join(self._folder, part))
             if part == RECORDS or is_shared(entry.name)
         }
+
+    def _reaches(self, name: str, size: int) -> None:
+        """A file has so many bytes."""
+        segment = parse_segment_name(os.path.basename(name))
+        if segment is not None:
+            self.end = max(self.end, segment[0] + size)
 
     def wipe(self) -> None:
         """Forget everything: the next time, all of it is read again. What an earlier version has staged is no
@@ -458,6 +468,7 @@ class Replica:
         for seq, record in self._open.pop(name, ()):
             self._put(name, record.data, record.position)
             self.index.note(name, record.position, seq)
+            self._reaches(name, record.end)
 
     def _piece(self, seq: int, record: Record) -> None:
         if not record.position:
