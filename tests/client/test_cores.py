@@ -92,6 +92,18 @@ def test_a_window_with_a_count_shrinks_before_room_is_made() -> None:
     assert window.is_done
 
 
+def test_who_settles_one_behind_gets_the_last_of_a_count() -> None:
+    core = PhpmqCore(LIMIT)
+    core.opened()
+    window, _ = core.consume("q", 2, 3)
+    core.feed(dispatch(b"q", b"x", 1) + dispatch(b"q", b"x", 2))
+    first = core.take(window)
+    assert first is not None
+    core.take(window)
+    # One is held, one is still to come: the window stays as it is.
+    assert core.settle(Outcome.ACK, "q", [first], 1) == ack(b"q", 1)
+
+
 def test_after_a_loss_a_count_goes_on_from_what_was_handed_out() -> None:
     core = PhpmqCore(LIMIT)
     core.opened()

@@ -279,6 +279,31 @@ async def test_close_reports_what_is_in_doubt(kind: Connect, spare: Spare) -> No
         await mq.send("q", b"x")
 
 
+@both
+async def test_what_is_said_while_the_client_is_closed_is_refused(kind: Connect, spare: Spare) -> None:
+    """`close` has asked what is stored: of anything behind that nobody would hear."""
+    broker = spare()
+    mq = await kind(url_of(broker))
+    await mq.send("q", b"a")
+    (message,) = await take(mq.consume("q"), 1)
+    broker.signal(signal.SIGSTOP)
+    closing = asyncio.ensure_future(mq.close())
+    sent, refusal = 1, ""
+    while not refusal:  # until it has begun
+        try:
+            sent += await mq.send_many("q", [b"b"])
+            await asyncio.sleep(0)
+        except ConnectionLost as error:
+            refusal = str(error)
+    assert "this client is closed" in refusal
+    assert not await message.ack()
+    assert not closing.done()
+    broker.signal(signal.SIGCONT)
+    await closing
+    async with kind(url_of(broker)) as mq:
+        assert len(await bodies(mq, "q", sent)) == sent
+
+
 @both_and_uvloop
 async def test_close_waits_until_the_broker_has_read_everything(
     kind: Connect, broker: BrokerProcess, queue: str

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from penstock.client import ConnectionLost, NotSupported, RqClient, RqRequest, TimedOut, Undelivered, rq_line
+from penstock.client.core import CHUNK_BYTES
 from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
@@ -51,6 +52,21 @@ async def test_send_has_a_receipt(kind: Connect, broker: BrokerProcess, queue: s
 async def test_more_messages_than_ids(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url_of(broker)) as rq:
         assert await rq.send_many(queue, (b"" for _ in range(40_000))) == 40_000
+
+
+@both_and_uvloop
+async def test_messages_that_were_never_sent_are_told_though_the_others_are_stored(
+    kind: Connect, broker: BrokerProcess, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stuck(_line: rq_line.Line, _seconds: float) -> bool:
+        return False
+
+    monkeypatch.setattr(rq_line.Line, "drained", stuck)
+    async with kind(url_of(broker)) as rq:
+        told = "1 of 1 messages are stored, the others were not sent: the controller has taken nothing for"
+        with pytest.raises(TimedOut, match=told) as raised:
+            await rq.send_many(queue, [bytes(CHUNK_BYTES), b"in the second write"])
+        assert (raised.value.sent, raised.value.in_doubt) == (1, 0)
 
 
 @both
