@@ -93,10 +93,6 @@ class Finding(NamedTuple):
     text: str
     advice: str = ""
 
-    @property
-    def ok(self) -> bool:
-        return self.level is Level.OK
-
     def row(self) -> dict[str, str]:
         """As JSON has it."""
         return {**self._asdict(), "level": self.level.value}

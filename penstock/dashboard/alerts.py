@@ -14,7 +14,6 @@ class Alert(NamedTuple):
     kind: str
     title: str
     text: str
-    code: str = ""  # a command to copy
     more: Sequence[str] = ()  # lines in the words of somebody else
     href: str = ""
     link: str = ""
@@ -46,7 +45,5 @@ def _draw(alert: Alert) -> None:
             with tag("ul"):
                 for line in alert.more:
                     tag("li", line)
-        if alert.code:
-            tag("pre", alert.code, "ps-code", tabindex="0")
         if alert.href:
             tag("a", alert.link, href=alert.href)

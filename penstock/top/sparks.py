@@ -12,10 +12,10 @@ STEPS: Final = len(BLOCKS) - 1
 """How many heights a line has."""
 
 
-def spark(values: Sequence[float], width: int, height: int = 1, top: float | None = None) -> list[str]:
-    """The last `width` values as `height` lines, the upper one first. `top`: what fills the whole height."""
+def spark(values: Sequence[float], width: int, height: int = 1) -> list[str]:
+    """The last `width` values as `height` lines, the upper one first. The highest fills the whole height."""
     shown = list(values[-width:]) if width > 0 else []
-    highest = max(shown, default=0.0) if top is None else top
+    highest = max(shown, default=0.0)
     levels = [_level(value, highest, height * STEPS) for value in shown]
     blank = " " * (width - len(shown))
     return [

@@ -22,6 +22,7 @@ from typing import Any
 from penstock.log.jetstream.cluster import Cluster, Node
 from penstock.log.jetstream.names import LogNames
 from tests.http.api import Api
+from tests.nats.cluster import stream_leader
 from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, is_free, until
 
 STREAM = LogNames().stream
@@ -173,7 +174,7 @@ class Site:
         found: list[Node] = []
 
         def known() -> bool:
-            leader = self.nodes.stream_leader(STREAM)
+            leader = stream_leader(self.nodes, STREAM)
             found[:] = [leader] if leader is not None else []
             return bool(found)
 

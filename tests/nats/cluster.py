@@ -75,10 +75,22 @@ def stream_settings(name: str, replicas: int, **more: Any) -> dict[str, Any]:
     }
 
 
+def stream_leader(cluster: Cluster, stream: str) -> Node | None:
+    """The node that leads a stream, as a node that is running sees it."""
+    for node in cluster.nodes:
+        answer = (node.monitor("jsz?streams=1") if node.running else None) or {}
+        for account in answer.get("account_details", ()):
+            for detail in account.get("stream_detail", ()):
+                leader = detail.get("cluster", {}).get("leader", "")
+                if detail.get("name") == stream and leader and cluster.node(leader).running:
+                    return cluster.node(leader)
+    return None
+
+
 async def leader_of(cluster: Cluster, stream: str) -> Node:
     """The node that leads a stream."""
 
     def ask() -> Node:
-        return wait_until(f"stream {stream} has a leader", lambda: cluster.stream_leader(stream))
+        return wait_until(f"stream {stream} has a leader", lambda: stream_leader(cluster, stream))
 
     return await asyncio.to_thread(ask)

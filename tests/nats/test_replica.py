@@ -23,6 +23,7 @@ from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, read_record
 from penstock.log.jetstream.replica import Replica
+from tests.nats.cluster import stream_leader
 from tests.nats.conftest import Start
 from tests.nats.streams import (
     TestLog,
@@ -787,7 +788,7 @@ def test_one_bad_node_of_three_costs_nothing(start: Start, tmp_path: Path) -> No
     with link_at(*cluster.urls) as nats:
         names = new_log(nats, 3)
         write_contents(nats, names)
-        leader = cluster.stream_leader(names.stream)
+        leader = stream_leader(cluster, names.stream)
     bad = next(node for node in cluster.nodes if node is not leader)
     bad.stop()
     for place in (0, 7, 9, 19):
@@ -797,7 +798,7 @@ def test_one_bad_node_of_three_costs_nothing(start: Start, tmp_path: Path) -> No
     with link_at(*cluster.urls) as nats:
 
         def leads() -> bool:
-            if cluster.stream_leader(names.stream) is bad:
+            if stream_leader(cluster, names.stream) is bad:
                 return True
             question = {"placement": {"preferred": bad.name}}
             with suppress(JetStreamError):  # it does so already

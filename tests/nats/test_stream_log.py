@@ -36,6 +36,7 @@ from tests.log.crash_model import SECOND_US, QueueModel
 from tests.log.crash_steps import POLICIES, Steps
 from tests.log.inline import InlineWorker
 from tests.log.simdisk import PowerCut, SimDisk
+from tests.nats.cluster import stream_leader
 from tests.nats.conftest import Start
 from tests.nats.streams import (
     Later,
@@ -605,13 +606,13 @@ def test_nodes_that_die_cost_time_and_no_message(start: Start, tmp_path: Path) -
         sender = Sender(log)
         took["no harm"] = sender.goes_on()
         for harm in ("kill -9 of the leader", "kill -9 of the next leader"):
-            leader = cluster.stream_leader(log.names.stream)
+            leader = stream_leader(cluster, log.names.stream)
             assert leader is not None
             leader.kill()
             took[harm] = sender.goes_on()
             leader.start()
             cluster.wait_ready()
-        leader = cluster.stream_leader(log.names.stream)
+        leader = stream_leader(cluster, log.names.stream)
         assert leader is not None
         silence(leader)
         took["SIGSTOP of the leader"] = sender.goes_on()

@@ -38,10 +38,6 @@ def test_sparks(values: list[float], width: int, height: int, lines: list[str]) 
     assert spark(values, width, height) == lines
 
 
-def test_a_spark_with_a_given_top() -> None:
-    assert spark([5, 20], 2, top=10) == ["▅█"]
-
-
 # --- history -------------------------------------------------------------------------------------------
 
 

@@ -306,14 +306,3 @@ class Cluster:
                 names.add(answer.get("meta_cluster", {}).get("leader", ""))
         leader = names.pop() if len(names) == 1 else ""
         return self.node(leader) if leader and self.node(leader).running else None
-
-    def stream_leader(self, stream: str) -> Node | None:
-        """The node that leads a stream, as a node that is running sees it."""
-        for node in self.nodes:
-            answer = (node.monitor("jsz?streams=1") if node.running else None) or {}
-            for account in answer.get("account_details", ()):
-                for detail in account.get("stream_detail", ()):
-                    leader = detail.get("cluster", {}).get("leader", "")
-                    if detail.get("name") == stream and leader and self.node(leader).running:
-                        return self.node(leader)
-        return None
