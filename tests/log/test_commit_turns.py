@@ -16,8 +16,7 @@ from tests.log.contract_deleting import delete
 from tests.log.contract_repairs import repairs
 from tests.log.contract_restart import HOW, picture
 from tests.log.contract_rig import Rig, named, payloads
-from tests.log.inline import InlineWorker
-from tests.log.test_contract import SMALL, LogHarness
+from tests.log.test_contract import SMALL, LogHarness, in_folder, inline
 
 QUEUES = ("orders", "mails")
 
@@ -25,7 +24,7 @@ QUEUES = ("orders", "mails")
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(transactions, "REDRIVE_RUNS", 2)
-    rig = Rig(LogHarness(tmp_path, SMALL, lambda _: InlineWorker()))
+    rig = Rig(LogHarness(in_folder(tmp_path), SMALL, inline))
     rig.open()
     letters = [(queue, named(queue, 60)) for queue in QUEUES]
     rig.transact("dead", *letters, dead=list(QUEUES))

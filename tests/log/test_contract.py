@@ -1,28 +1,34 @@
-"""The engine contract, run by the embedded log: on a real folder with threads, and step by step."""
+"""The engine contract, run by the embedded log: on a real folder with threads, step by step, and on a disk
+that forgets with every crash what was not synced."""
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.log.disk import RealDisk
+from penstock.log.disk import Disk, RealDisk
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
 from penstock.log.workers import ThreadWorker, Worker
 from penstock.model.policy import Policies
 from tests.log.contract import EngineContract, Harness
 from tests.log.inline import InlineWorker
+from tests.log.simdisk import SimDisk
+from tests.seeds import SEED
 
 SMALL = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, cache_bytes=4096, snapshot_blocks=16)
 
 
 class LogHarness:
-    """The embedded log in a folder. `wait` blocks until all work is done, so `drive` needs no clock."""
+    """The embedded log on a disk. `wait` blocks until all work is done, so `drive` needs no clock."""
 
     identity_stays = True
 
-    def __init__(self, folder: Path, settings: LogSettings, worker: Callable[[str], Worker]) -> None:
-        self._folder = folder
+    def __init__(
+        self, disk: Callable[[], Disk], settings: LogSettings, worker: Callable[[str], Worker]
+    ) -> None:
+        self._disk = disk
         self._settings = settings
         self._worker = worker
         self._policies = Policies()
@@ -31,7 +37,7 @@ class LogHarness:
     def open(self, now_us: int, policies: Policies) -> Log:
         self._policies = policies
         self._engine = Log.open(
-            RealDisk(str(self._folder)),
+            self._disk(),
             now_us,
             settings=self._settings,
             policies=policies,
@@ -66,6 +72,22 @@ class LogHarness:
             assert not self._engine.damage
 
 
+class SimulatedHarness(LogHarness):
+    """The power fails with the process: any part of what was not synced is gone."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._simulated, self._chance = SimDisk(), chance
+        super().__init__(lambda: self._simulated, SMALL, inline)
+
+    def crash(self, now_us: int) -> Log:
+        self._simulated = self._simulated.crash(self._chance)
+        return self.open(now_us, self._policies)
+
+
+def in_folder(folder: Path) -> Callable[[], Disk]:
+    return lambda: RealDisk(str(folder))
+
+
 def thread(name: str) -> Worker:
     return ThreadWorker(name, lambda: None)
 
@@ -79,7 +101,7 @@ class TestLog(EngineContract):
 
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Iterator[Harness]:
-        harness = LogHarness(tmp_path, LogSettings(), thread)
+        harness = LogHarness(in_folder(tmp_path), LogSettings(), thread)
         yield harness
         harness.end()
 
@@ -89,6 +111,14 @@ class TestLogInSmallPieces(EngineContract):
 
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Iterator[Harness]:
-        harness = LogHarness(tmp_path, SMALL, inline)
+        harness = LogHarness(in_folder(tmp_path), SMALL, inline)
+        yield harness
+        harness.end()
+
+
+class TestLogOnASimulatedDisk(EngineContract):
+    @pytest.fixture
+    def harness(self, request: pytest.FixtureRequest) -> Iterator[Harness]:
+        harness = SimulatedHarness(random.Random(f"{SEED} {request.node.name}"))
         yield harness
         harness.end()
