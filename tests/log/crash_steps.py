@@ -773,7 +773,11 @@ class Steps:
 
     def tick(self) -> None:
         waits = self.engine._committer.waits_for_room
-        self.engine.tick(self.now_us)
+        try:
+            self.engine.tick(self.now_us)
+        except PowerCut:  # While the loop wrote it: that stages have lapsed may be on the disk.
+            self.lapse(waits=True)
+            raise
         self.lapse(waits or self.engine.failed is not None)
         self.end_turn()
 
