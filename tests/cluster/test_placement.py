@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.cluster.placement import Place, order, place
+from penstock.cluster.placement import Place, order, place, score
 from tests.seeds import SEED
 
 
@@ -47,6 +47,12 @@ def test_who_comes_takes_its_share_and_nothing_else_moves(shards: int) -> None:
     assert moved <= {"d"}
     assert after.count("d") in (shards // 4, -(-shards // 4)) or shards == 1
     assert shards > 1 or after == leaders
+
+
+def test_who_leads_too_many_keeps_those_that_have_their_best_score_there() -> None:
+    after = settled(members("a", "b", "c"), ["a"] * 16)
+    kept = [score("a", shard) for shard, leader in enumerate(after) if leader == "a"]
+    assert sorted(kept) == sorted(score("a", shard) for shard in range(16))[-len(kept) :]
 
 
 @pytest.mark.parametrize("shards", [1, 16, 17, 40])
