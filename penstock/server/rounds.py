@@ -39,7 +39,7 @@ receive_buffer: Final = memoryview(bytearray(RECEIVE_BYTES))
 """One for all connections: what is in it is read or copied before the next byte is received."""
 
 
-class Guest(Protocol):
+class Peer(Protocol):
     """Whoever is read from."""
 
     takes_long: bool
@@ -63,8 +63,8 @@ class Rounds:
         self._loop = loop
         self._begin_turn = begin_turn
         self._ends_ns = 0  # when the turn is over; 0: nothing was received yet
-        self._quick: OrderedDict[Guest, None] = OrderedDict()
-        self._long: OrderedDict[Guest, None] = OrderedDict()
+        self._quick: OrderedDict[Peer, None] = OrderedDict()
+        self._long: OrderedDict[Peer, None] = OrderedDict()
         self._was_quick = False  # which of them had the last turn
 
     def begin(self) -> None:
@@ -104,15 +104,15 @@ class Rounds:
         self.late_bytes = min(max(each, SPARING_BYTES), LATE_BYTES)
         self.buffer = receive_buffer[: self.late_bytes]
 
-    def wait(self, guest: Guest, *, for_more: bool = False) -> None:
+    def wait(self, peer: Peer, *, for_more: bool = False) -> None:
         """It goes on in a later turn, behind those that wait already; `for_more`: a little was not enough."""
         if not self.waiting:
             self._begin_turn()  # or nobody would end it
-        if for_more or guest.takes_long:
-            guest.takes_long = True
-            self._long[guest] = None
-        elif guest not in self._long:
-            self._quick[guest] = None
+        if for_more or peer.takes_long:
+            peer.takes_long = True
+            self._long[peer] = None
+        elif peer not in self._long:
+            self._quick[peer] = None
 
     def be_sparing(self, sparing: bool) -> None:
         """Whether to receive little from each at a time, because memory is scarce."""
@@ -137,11 +137,11 @@ class Rounds:
         line = self._quick if quick else self._long
         for _ in range(len(line)):
             began_ns = now_ns
-            guest, _ = line.popitem(last=False)
-            guest.go_on(quick)
+            peer, _ = line.popitem(last=False)
+            peer.go_on(quick)
             now_ns = time.monotonic_ns()
-            if not quick and guest not in line:
-                guest.takes_long = now_ns - began_ns > LITTLE_NS
+            if not quick and peer not in line:
+                peer.takes_long = now_ns - began_ns > LITTLE_NS
             if now_ns >= ends_ns:
                 break
         self.is_over()

@@ -152,7 +152,7 @@ def test_what_waits_is_read_only_where_there_is_room(tmp_path: Path, loop: str) 
 
 
 class Waiting:
-    """A guest whose every piece takes the whole of a turn, or next to nothing of it."""
+    """A peer whose every piece takes the whole of a turn, or next to nothing of it."""
 
     def __init__(self, rounds: Rounds, served: list[str], name: str, pieces: int) -> None:
         self.rounds, self.served, self.name, self.pieces = rounds, served, name, pieces
@@ -167,7 +167,7 @@ class Waiting:
             self.rounds.wait(self, for_more=self.name.isupper())
 
 
-def served_of(guests: list[tuple[str, int]]) -> str:
+def served_of(peers: list[tuple[str, int]]) -> str:
     served: list[str] = []
 
     async def test() -> None:
@@ -178,7 +178,7 @@ def served_of(guests: list[tuple[str, int]]) -> str:
             loop.call_soon(rounds.end)
 
         rounds = Rounds(loop, begin_turn)
-        for name, pieces in guests:
+        for name, pieces in peers:
             rounds.wait(Waiting(rounds, served, name, pieces))
         async with asyncio.timeout(WAIT_SECONDS):
             while rounds.waiting:

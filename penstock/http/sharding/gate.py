@@ -16,6 +16,8 @@ Rules that always hold:
     (`missing`).
 
 How it fails: `no-leader` (503), where nobody leads, or whoever does cannot be reached.
+
+The file is long because each way of answering begins with the same question: which logs, and where they are.
 """
 
 import asyncio
