@@ -148,12 +148,13 @@ class Callers:
 
     def settle_all(self) -> bool:
         """Everything that they hold is done, and nobody waits; whether there was any."""
+        waited = bool(self.waiting)  # Who was answered may be gone as well: what it had is ready again.
         while self.waiting:
             self.undo()
         doors = [door for door, leased in self.leased.items() if leased]
         for door in doors:
             self.end(door, list(self.leased[door]), Outcome.ACK, whichever=True)
-        return bool(doors)
+        return waited or bool(doors)
 
     def end(
         self, door: Door, offsets: list[int], outcome: Outcome | None, *, whichever: bool = False
