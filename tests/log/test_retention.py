@@ -620,7 +620,12 @@ def test_moved_and_dead_ones_are_alive_too(make: Make) -> None:
     assert payloads(log.take("orders", dead=True)) == [b"m-50", b"m-5"]
 
 
-def test_what_is_compacted_can_be_compacted_again_and_then_goes(make: Make) -> None:
+@pytest.mark.parametrize("runs_max", [retention.RUNS_MAX, 0])
+def test_what_is_compacted_can_be_compacted_again_and_then_goes(
+    make: Make, monkeypatch: pytest.MonkeyPatch, runs_max: int
+) -> None:
+    """Also where so much lives that it is only counted first."""
+    monkeypatch.setattr(retention, "RUNS_MAX", runs_max)
     log = make(KEEP_NOTHING)
     log.work("orders", 36, keep=lambda i: i % 3 == 0)
     log.roll()
