@@ -154,11 +154,13 @@ def test_a_loop_that_is_left_does_not_close_the_window_of_another() -> None:
     assert request == consume(b"q", 3)
     leaving, request = core.consume("q", 2, None)
     assert request == consume(b"q", 5)
-    core.feed(dispatch(b"q", b"x", 1))
-    fetched = core.take(leaving)
-    assert fetched is not None
+    core.feed(dispatch(b"q", b"x", 1) + dispatch(b"q", b"x", 2))
+    first, second = core.take(leaving), core.take(leaving)
+    assert first is not None
+    assert second is not None
     leaving.is_over = True
-    assert core.settle(Outcome.ACK, "q", [fetched], 1) == consume(b"q", 3) + ack(b"q", 1)
+    assert core.settle(Outcome.ACK, "q", [first], 1) == consume(b"q", 4) + ack(b"q", 1)
+    assert core.settle(Outcome.ACK, "q", [second], 1) == consume(b"q", 3) + ack(b"q", 2)
     core.lost("cut")
     assert core.opened() == consume(b"q", 3)
     staying.is_over = True
