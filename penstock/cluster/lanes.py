@@ -49,6 +49,7 @@ class Item(NamedTuple):
     late: float = 0.0  # a request: when (`time.monotonic`) nobody waits for its answer any more; 0: no limit
     alone: bool = False  # in a shipment of its own: one with others was refused, nobody knows for whose sake
     weight: int = 0  # see `weight_of`
+    questions: int = 0  # that the connection had asked before, see `Seat.ask`
 
 
 class Words(NamedTuple):

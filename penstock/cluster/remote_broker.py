@@ -213,6 +213,7 @@ class RemoteBroker:
         assert seat is not None
         said: list[Command] = []
         settling: list[words.Settle | words.Reply] = []
+        asks = False
         for command in commands:
             if isinstance(command, words.Publish):
                 command.batch.protocol = port.protocol
@@ -221,8 +222,7 @@ class RemoteBroker:
                 settling.append(command)
                 said.append(command)
             elif isinstance(command, words.Sync):
-                seat.syncing = True
-                self._syncing[seat] = None
+                asks = True
             elif self._remember(seat, command):
                 said.append(command)
         settlement = self._seating.settle(seat, settling) if settling else None
@@ -235,9 +235,17 @@ class RemoteBroker:
                 said = settlement.commands  # all else is told with the demands, as it is by then
             self._write(seat, Kind.WORDS, pack_words(number, said), settlement=settlement)
             self._sending.check_link(seat)
-        if seat.syncing:
-            self._may_finish(seat)
+        if asks:
+            self._ask(seat)
         self._wants_turn()
+
+    def _ask(self, seat: Seat) -> None:
+        if seat.syncing:
+            seat.asks_again = True
+        else:
+            seat.ask()
+            self._syncing[seat] = None
+            self._may_finish(seat)
 
     def demands(self, port: Port) -> list[tuple[str, bool]]:
         seat = self._seating.of(port)
@@ -401,13 +409,16 @@ class RemoteBroker:
         self._may_finish(seat)
 
     def _may_finish(self, seat: Seat) -> None:
-        if seat.unstored or seat.waiting or seat.gone:
+        if seat.waiting or seat.gone:
             return
-        if seat.syncing and not seat.unsettled:
+        if seat.syncing and not seat.asked_after:
             seat.syncing = False
             del self._syncing[seat]
+            again, seat.asks_again = seat.asks_again, False
             seat.port.synced()
-        if seat.finishing and not seat.syncing:
+            if again:
+                self._ask(seat)
+        if seat.finishing and not (seat.syncing or seat.unstored):
             seat.port.finish()
 
     def _log(self, seat: Seat, frame: Frame) -> None:
@@ -505,14 +516,13 @@ class RemoteBroker:
             for publish in waiting:
                 self._sending.publish(seat, publish)
             if waiting and port.asked > port.answered:
-                seat.syncing = True
-                self._syncing[seat] = None
+                self._ask(seat)
 
     def all_stored(self) -> None:
         """What those had said to a broker of our own who were adopted is durable."""
         adopted, self._adopted = self._adopted, []
         for seat in adopted:
-            seat.unstored -= 1
+            seat.stored()
             self._may_finish(seat)
 
     def take_from(self, broker: Broker, now_us: int) -> None:

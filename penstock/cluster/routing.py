@@ -257,6 +257,14 @@ class Routed:
         if self.waiting:
             self.router.go_on(self)
 
+    def ask_less(self, in_chunk: Command | None) -> None:
+        """It asks whether all is durable: that has one answer with what it has asked before in this chunk, and
+        while a question is open, with all behind that. The first is not put off, or who asks again and again
+        would never hear."""
+        questions = [command for _, command in self.waiting if isinstance(command, words.Sync)]
+        if questions and (len(questions) > 1 or questions[-1] is in_chunk):
+            self.waiting = deque(it for it in self.waiting if it[1] is not questions[-1])
+
     def behind(self, shard: int) -> dict[ShardPort, int]:
         """Which ports must have answered how often before something is settled in a shard: those of others
         in which something was published. They are asked, or will be."""
@@ -264,7 +272,7 @@ class Routed:
         for port in self.ports.values():
             if port.shard == shard:
                 continue
-            if port.unsynced:
+            if port.unsynced or port.again:
                 needs[port] = self.router.ask_soon(port)
             elif port.asked > port.answered:
                 needs[port] = port.asked
@@ -378,10 +386,11 @@ class Router:
         """What a port has said in one chunk."""
         routed = self._routed[port]
         said: dict[ShardPort, list[Command]] = {}
+        asked: Command | None = None  # in this chunk
         for command in commands:
             if isinstance(command, words.Sync):
-                # As a broker does, one answer for all that it asks until then.
-                routed.waiting = deque(it for it in routed.waiting if not isinstance(it[1], words.Sync))
+                routed.ask_less(asked)
+                asked = command
                 self._wait(routed, {it: self.ask_soon(it) for it in routed.ports.values()}, command)
             elif isinstance(command, words.Closing):
                 self._wait(routed, {}, command)

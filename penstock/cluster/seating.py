@@ -105,7 +105,7 @@ class Seating:
                     seat.forget_attempts(door, gone)
         if not claims:
             return None
-        settlement = Settlement(seat, settling, claims)
+        settlement = Settlement(seat, settling, claims, seat.questions)
         self._unsaid[settlement] = None
         seat.unsettled += 1
         return settlement
@@ -120,8 +120,9 @@ class Seating:
     def settled(self, number: int) -> None:
         """Everything up to that number is durable."""
         while self._unsettled and self._unsettled[0].number <= number:
-            seat = self._unsettled.popleft().seat
-            seat.unsettled -= 1
+            settlement = self._unsettled.popleft()
+            seat = settlement.seat
+            seat.settled(settlement.questions)
             if seat.gone and not seat.unsettled:
                 self._departed.pop(seat.number, None)
 

@@ -58,6 +58,7 @@ class Settlement:
     seat: "Seat"
     commands: list[words.Command]
     claims: list[Claim]  # what the client held of the messages that they speak of
+    questions: int  # that its connection had asked before
     number: int = -1  # by which it is confirmed; it has one when it is said
 
 
@@ -74,10 +75,13 @@ class Seat:
     gathered: int = 0  # batches and words that are on no way yet
     unstored: int = 0  # batches that are on their way, or gathered
     unsettled: int = 0  # settlements that are not known to be durable
+    questions: int = 0  # so often it was asked whether all that was said until then is durable
+    asked_after: int = 0  # of what is unstored and unsettled: what was said before the last question
     held: Held = NOT_HELD
     closing: bool = False
     finishing: bool = False  # the leader has nothing pending for it any more
-    syncing: bool = False  # it wants to hear when all that it has said is durable
+    syncing: bool = False  # it wants to hear when all that it had said by its question is durable
+    asks_again: bool = False  # and has asked once more since
     idle: bool = False
     blocked: bool = False
     gone: bool = False
@@ -93,6 +97,23 @@ class Seat:
         self.held = before | reason if held else before & ~reason
         if bool(before) != bool(self.held) and not self.gone:
             self.port.hold(bool(self.held))
+
+    def ask(self) -> None:
+        """It wants to hear when all that it has said is durable; what it says from now on is not waited for,
+        or who goes on sending would never hear."""
+        self.syncing = True
+        self.questions += 1
+        self.asked_after = self.unstored + self.unsettled
+
+    def stored(self, questions: int = 0) -> None:
+        """A batch is on its way no more, that was sent behind so many questions."""
+        self.unstored -= 1
+        self.asked_after -= questions < self.questions
+
+    def settled(self, questions: int) -> None:
+        """So is a settlement."""
+        self.unsettled -= 1
+        self.asked_after -= questions < self.questions
 
     def leave(self) -> None:
         """The connection is gone."""

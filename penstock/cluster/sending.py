@@ -95,7 +95,7 @@ class Sending:
                 assert item.settlement is not None  # others do not outlive their link
                 self._number(item.settlement)
             elif item.publish.wants_reply:
-                item.seat.unstored -= 1
+                item.seat.stored(item.questions)
             else:
                 items.append(item)
         while items:
@@ -143,7 +143,7 @@ class Sending:
             seat.waiting.append(command)
             return
         late = time.monotonic() + command.timeout_seconds if command.timeout_seconds else 0.0
-        self._line_up(Item(seat, command, late, weight=weight_of(command)))
+        self._line_up(Item(seat, command, late, weight=weight_of(command), questions=seat.questions))
         seat.unstored += 1
         if self._main.weight + self._gathered_weight > WINDOW_BYTES:
             self._hold(seat)
@@ -238,10 +238,10 @@ class Sending:
                 ):
                     break
                 if seat.waiting:
-                    seat.unstored -= 1
+                    seat.stored(item.questions)
                     seat.waiting.append(publish)
                 elif publish.wants_reply:
-                    seat.unstored -= 1
+                    seat.stored(item.questions)
                     if not seat.gone:
                         self._say_request(seat, publish)
                 else:
@@ -265,8 +265,8 @@ class Sending:
             return
         for shipment in self._main.stored(number):
             for part in shipment.parts:
-                for seat, publish, *_ in part.items:
-                    seat.unstored -= 1
+                for seat, publish, *_, questions in part.items:
+                    seat.stored(questions)
                     if seat.gone:
                         continue
                     if publish.tickets is not None:
@@ -329,7 +329,7 @@ class Sending:
             for item in at_fault:
                 self._wait(item)
         elif len(at_fault) == 1:
-            at_fault[0].seat.unstored -= 1
+            at_fault[0].seat.stored(at_fault[0].questions)
             self._drop(at_fault[0].seat, at_fault[0].publish, text)
         else:
             # One of them spoils it for all: each by itself is judged alone.
@@ -346,7 +346,7 @@ class Sending:
 
     def _wait(self, item: Item) -> None:
         seat = item.seat
-        seat.unstored -= 1
+        seat.stored(item.questions)
         if seat.gone:
             # It is kept, unless that is too much, or others wait for what this connection says behind it.
             if seat.gathered or self._left_weight > WINDOW_BYTES:
@@ -398,7 +398,7 @@ class Sending:
             for item in gathered:
                 if isinstance(item, Item) and _is_late(item):
                     self._leave_line(item)
-                    item.seat.unstored -= 1
+                    item.seat.stored(item.questions)
                     self._drop(item.seat, item.publish, "there was no leader in time")
                 else:
                     self._gathered.append(item)

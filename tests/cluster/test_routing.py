@@ -17,6 +17,7 @@ import pytest
 
 from penstock.broker.broker import Broker
 from penstock.cluster import routing
+from penstock.cluster.lanes import MAIN
 from penstock.cluster.remote_broker import RemoteBroker
 from penstock.cluster.routing import Router, ShardPort
 from penstock.log.errors import LogFailed
@@ -142,6 +143,32 @@ def test_a_question_is_answered_when_all_shards_have_what_was_said(houses: House
     houses.port("nothing").say(Sync())
 
 
+def test_who_asks_again_and_again_is_answered(houses: Houses) -> None:
+    worker = at_work(houses, Sync())
+    for _ in range(3):
+        worker.say(send(B, b"more"), Sync())
+    houses.houses[1].log.wait()  # what was said before the first
+    houses.broker.turn(houses.now)
+    houses.houses[1].log.wait()
+    assert len(worker.heard("synced")) == 1
+    houses.turn()
+    assert len(worker.heard("synced")) == 2
+
+
+def test_a_question_that_is_asked_again_lets_nothing_overtake(houses: Houses) -> None:
+    """Settlements between two questions wait for what was sent before them, and not for the questions."""
+    houses.port("s").say(send(A, b"input"))
+    worker = houses.port("w")
+    worker.say(Consume(A, 5))
+    houses.turn()
+    worker.say(Sync(), send(B, b"result"), Sync(), settle(worker, A, 0), Sync(), Sync())
+    assert houses.held(A) == 1
+    houses.turn(0, 2)
+    assert houses.held(A) == 1
+    houses.turn()
+    assert houses.held(A) == 0
+
+
 def test_who_leaves_with_settlements_under_way_consumes_no_more_and_has_settled(houses: Houses) -> None:
     worker = at_work(houses)
     houses.broker.detach(worker, houses.now)
@@ -249,6 +276,48 @@ def test_answers_that_wait_are_bounded_by_their_bytes(houses: Houses) -> None:
     houses.turn()
     assert worker.heard("released")
     assert asker.heard("replies")
+
+
+# --- a shard is elsewhere --------------------------------------------------------------------------------
+
+
+class Said:
+    """A link to the leader that takes all, and says nothing."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def write(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def flush(self) -> None:
+        """Nobody reads it."""
+
+
+def test_a_settlement_waits_for_what_was_sent_before_it_and_not_for_what_is_sent_later() -> None:
+    """Or who goes on sending to one shard would settle nothing of another."""
+
+    async def run() -> None:
+        houses = Houses()
+        houses.port("s").say(send(A, b"input"))
+        remote = RemoteBroker("a", houses.wants(1), connection_buffer_bytes=1 << 20, shard=1)
+        houses.broker.homes[1] = remote
+        link: Any = Said()
+        remote._link_up(link)
+        worker = houses.port("w")
+        worker.say(Consume(A, 5))
+        houses.turn(0)
+        worker.say(send(B, b"result"), settle(worker, A, 0))
+        houses.turn(0)
+        for number in range(3):  # The disk of that leader is always one message behind.
+            worker.say(send(B, b"other"))
+            houses.turn(0)
+            assert houses.held(A) == (number == 0)
+            remote._sending.stored(MAIN, number)
+
+    asyncio.run(run())
 
 
 # --- beside one broker -------------------------------------------------------------------------------
