@@ -258,9 +258,9 @@ class Routed:
             self.router.go_on(self)
 
     def ask_less(self, in_chunk: Command | None) -> None:
-        """It asks whether all is durable: that has one answer with what it has asked before in this chunk, and
-        while a question is open, with all behind that. The first is not put off, or who asks again and again
-        would never hear."""
+        """It asks whether all is durable: that has one answer with what it has asked before in this chunk,
+        and while a question is open, with all behind that. The first is not put off, or who asks again and
+        again would never hear."""
         questions = [command for _, command in self.waiting if isinstance(command, words.Sync)]
         if questions and (len(questions) > 1 or questions[-1] is in_chunk):
             self.waiting = deque(it for it in self.waiting if it[1] is not questions[-1])

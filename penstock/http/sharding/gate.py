@@ -15,7 +15,8 @@ Rules that always hold:
   * Where a front-end does not answer, an answer about all is put together from the others, and names it
     (`missing`).
 
-How it fails: `no-leader` (503), where nobody leads, or whoever does cannot be reached.
+How it fails: `no-leader` (503), where nobody leads, or whoever does cannot be reached. Who is asked elsewhere
+and leads that log no more is not waited for longer than `MOVED_SECONDS`: it may stand still.
 
 The file is long because each way of answering begins with the same question: which logs, and where they are.
 """
@@ -23,6 +24,7 @@ The file is long because each way of answering begins with the same question: wh
 import asyncio
 import contextlib
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -45,10 +47,12 @@ from penstock.http.sharding.logs import ClusterLogs, no_leader
 from penstock.http.sharding.others import (
     Answered,
     Asked,
+    CutOff,
     Headers,
     Others,
     passed_headers,
     target_of,
+    unanswered,
     unreachable,
 )
 from penstock.http.sharding.transactions import ShardedStages
@@ -70,6 +74,9 @@ NAMED: Final = b"penstock-user"
 LIST_SECONDS: Final = 2.0
 """How long another front-end may take for its part of an answer that changes nothing."""
 
+MOVED_SECONDS: Final = 1.0
+"""How long who has led a log, and does not any more, may take to answer what it was asked before."""
+
 OWN: Final = frozenset({"/", "/healthz", "/openapi.json", "/v1/audit", "/v1/archive"})
 UNSHARDED: Final = frozenset({"/v1/backup", "/v1/folder"})
 """What a cluster with several logs does not have (yet)."""
@@ -77,6 +84,8 @@ UNSHARDED: Final = frozenset({"/v1/backup", "/v1/folder"})
 _NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 Source = Callable[[Asked], Awaitable[Answered]]
+
+log = logging.getLogger("penstock.http")
 
 
 class Gate:
@@ -93,6 +102,7 @@ class Gate:
         self._member = ""
         self.logs = ClusterLogs(base, others)
         base.transactions = ShardedStages(self.logs)
+        self._away: dict[asyncio.Timeout, tuple[int | None, str]] = {}  # shard and leader, see `_asking`
 
     def set_shards(self, sharding: Fields, apps: dict[int, App], sites: dict[int, Site]) -> None:
         """Who leads what, from now on."""
@@ -100,6 +110,26 @@ class Gate:
         self._member = sharding["own"]
         self._apps = apps
         self.logs.set_shards(self._leaders, self._member, sites)
+        late = asyncio.get_running_loop().time() + MOVED_SECONDS
+        for patience, (shard, leader) in self._away.items():
+            leads = leader in self._leaders if shard is None else self._leaders[shard] == leader
+            if leads is not (patience.when() is None) and not patience.expired():
+                patience.reschedule(None if leads else late)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, leader: str, scope: Scope, shard: int | None = None) -> AsyncIterator[None]:
+        """While another front-end is asked about a log that it leads, or about all that it leads."""
+        patience = asyncio.timeout(None)
+        try:
+            async with patience:
+                self._away[patience] = shard, leader
+                yield
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise unanswered(leader, scope["method"], "it leads no more") from None
+        finally:
+            self._away.pop(patience, None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.door is not None and self.door.takes(scope):
@@ -114,6 +144,11 @@ class Gate:
             return
         except Problem as problem:
             await problem.response()(scope, receive, send)
+        except CutOff as cut:
+            log.debug("an answer was cut off: %s", cut)
+            if (connection := scope.get(CONNECTION)) is not None:
+                connection.transport.abort()  # An answer without an end: the caller can tell.
+                await asyncio.wait([connection.lost], timeout=1)
 
     def _believed(self, scope: Scope) -> Scope:
         """With what another front-end says of a request; the same words of anybody else go."""
@@ -185,9 +220,26 @@ class Gate:
             return
         if scope[THEIRS]:
             raise moved()
-        leader = self._leader(shard)
+        await self._pass_on(self._leader(shard), shard, scope, receive, send)
+
+    async def _pass_on(
+        self, leader: str, shard: int | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         headers = self._with_user(scope, passed_headers(scope["headers"]))
-        await self._others.pass_on(leader, _caller(scope), headers, scope, receive, send)
+        begun = False
+
+        async def passed(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            async with self._asking(leader, scope, shard):
+                await self._others.pass_on(leader, _caller(scope), headers, scope, receive, passed)
+        except Problem as problem:
+            if begun:
+                raise CutOff(problem.detail) from None
+            raise
 
     def _leader(self, shard: int) -> str:
         leader = self._leaders[shard]
@@ -233,7 +285,10 @@ class Gate:
         async def ask(asked: Asked) -> Answered:
             headers = self._with_user(scope, passed_headers(asked.headers))
             try:
-                async with asyncio.timeout(LIST_SECONDS if asked.method == "GET" else None):
+                async with (
+                    self._asking(leader, scope),
+                    asyncio.timeout(LIST_SECONDS if asked.method == "GET" else None),
+                ):
                     return await self._others.ask(
                         leader, _caller(scope), asked._replace(headers=[*headers, (HERE, ALL)])
                     )
@@ -320,8 +375,7 @@ class Gate:
             leader = next((it for it in self._leaders if it not in ("", self._member)), None)
             if leader is None or scope[THEIRS]:
                 raise Problem("no-leader", "no front-end leads anything; try again in a second")
-            headers = self._with_user(scope, passed_headers(scope["headers"]))
-            await self._others.pass_on(leader, _caller(scope), headers, scope, receive, send)
+            await self._pass_on(leader, None, scope, receive, send)
             return
         user = await self._identify(scope)
         if not user.may_some(Right.READ):

@@ -7,9 +7,9 @@ other side knows, and is used again for the next request of the same caller.
     answer = await others.ask(front_end, request)      all of an answer
     await others.pass_on(front_end, scope, receive, send)    a request and its answer, as they come
 
-How it fails: `Problem` no-leader where there is no way, or it ends before the answer has begun; an answer
-that has begun and does not end well is cut, as it would be where the connection of the caller itself had been
-lost.
+How it fails: `Problem` no-leader where there is no way, or it ends before the answer to a question has begun;
+where that was no question, nobody knows what has become of it, and the `Problem` says so. An answer that has
+begun and does not end well is `CutOff`.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import h11
 from starlette.types import Receive, Scope, Send
 
+from penstock.errors import PenstockError
 from penstock.http.app import client_left
 from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
@@ -40,6 +41,10 @@ _OF_THE_WAY: Final = frozenset(
 """Headers that are of one connection, and do not go on."""
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class CutOff(PenstockError):
+    """The rest of an answer does not come, or is not wanted any more."""
 
 
 class Asked(NamedTuple):
@@ -202,7 +207,7 @@ class Others:
                 if not isinstance(event, h11.EndOfMessage):
                     raise ConnectionResetError("it closed the connection in the middle of an answer")
             except (OSError, h11.ProtocolError) as error:
-                raise unreachable(front_end, str(error)) from None
+                raise unanswered(front_end, asked.method, str(error)) from None
         return Answered(head.status_code, list(head.headers), b"".join(parts))
 
     async def pass_on(
@@ -231,8 +236,8 @@ class Others:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             except (OSError, h11.ProtocolError) as error:
                 if begun:
-                    raise
-                raise unreachable(front_end, str(error)) from None
+                    raise CutOff(f"front-end {front_end}: {error}") from None
+                raise unanswered(front_end, scope["method"], str(error)) from None
             finally:
                 if saying is not None and not saying.done():
                     saying.cancel()
@@ -309,5 +314,17 @@ def unreachable(front_end: str, why: str) -> Problem:
     return Problem(
         "no-leader",
         f"front-end {front_end} has it, and cannot be reached: {why}; try again in a second",
+        headers={"Retry-After": "1"},
+    )
+
+
+def unanswered(front_end: str, method: str, why: str) -> Problem:
+    """It was asked, and does not answer."""
+    if method in ("GET", "HEAD"):
+        return unreachable(front_end, why)
+    return Problem(
+        "unavailable",
+        f"front-end {front_end} has not answered: {why}. It is not known whether this was carried out; "
+        f"messages that are sent with an Idempotency-Key can be sent again with the same",
         headers={"Retry-After": "1"},
     )

@@ -1,5 +1,7 @@
-"""Whose word front-ends take for who asks."""
+"""Whose word front-ends take for who asks, and how long they wait for each other."""
 
+import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +9,10 @@ import pytest
 
 from penstock.http.auth import USER, Guard
 from penstock.http.connection import CONNECTION
+from penstock.http.sharding import gate as gate_module
 from penstock.http.sharding.gate import NAMED, Gate
+from tests.http.sharding.test_others import ANSWER, answered, made, running
+from tests.http.sharding.test_streams import Caller, told
 
 NAMES = ("anna", "?", "Jürgen", "Ж", "a b", "50%41", "\N{SNOWMAN}\N{SNOWMAN}")
 
@@ -43,3 +48,59 @@ def test_nobody_else_is_believed() -> None:
     scope = heard(own, [(NAMED, b"anna"), (NAMED, b"anna"), (b"host", b"x")], is_handed_over=False)
     assert USER not in scope
     assert scope["headers"] == [(b"host", b"x")]
+
+
+# --- who has led, and stands still ---------------------------------------------------------------------
+
+BEGUN = ANSWER.replace(b"length: 2", b"length: 9")
+
+
+class Asking(Caller):
+    """One who asks about a queue, through a gate."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+        self.lost = asyncio.get_running_loop().create_future()
+        self.transport = SimpleNamespace(abort=self.abort)
+        self.is_handed_over = False
+        path = b"/v1/queues/q/messages"
+        self.scope.update({"method": method, "raw_path": path, "client": ("1.2.3.4", 5), CONNECTION: self})
+
+    def abort(self) -> None:
+        self.aborted.set()
+        self.lost.set_result(None)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@running
+async def test_who_leads_no_more_is_not_waited_for(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may stand still, and its connections with it."""
+    monkeypatch.setattr(gate_module, "MOVED_SECONDS", 0.05)
+    with made() as (others, ways):
+        guard: Any = SimpleNamespace(guard=Guard([]))
+        own = Gate(guard, guard, others)
+        own.set_shards({"leaders": ["b"], "own": "a"}, {})
+        waiting, reading, used = (Asking(method) for _ in range(3))
+        calls = []
+        for number, (asking, answer) in enumerate(((waiting, b""), (reading, BEGUN), (used, ANSWER))):
+            calls.append(asyncio.ensure_future(own(asking.scope, asking.receive, asking.send)))
+            await answered(ways, number, answer)
+        await told(calls.pop())
+        own.set_shards({"leaders": ["c"], "own": "a"}, {})
+        own.set_shards({"leaders": ["b"], "own": "a"}, {})  # It was only away for a moment.
+        await told(reading.hears.wait())
+        assert not any(call.done() for call in calls)
+        own.set_shards({"leaders": ["c"], "own": "a"}, {})
+        for call in calls:
+            await told(call)
+        assert waiting.status == 503
+        problem = json.loads(waiting.heard)
+        if method == "GET":
+            assert problem["type"] == "urn:penstock:no-leader"
+        else:
+            assert problem["type"] == "urn:penstock:unavailable"
+            assert "not known whether this was carried out" in problem["detail"]
+        assert (reading.status, reading.heard, reading.aborted.is_set()) == (200, b"ok", True)
+        assert (used.status, used.heard, used.aborted.is_set()) == (200, b"ok", False)
+        assert not own._away
