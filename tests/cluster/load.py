@@ -1,10 +1,12 @@
 """Load on all front-ends of a site, and what must be true of it whatever happens to the site meanwhile.
 
-On every front-end there are two senders, which wait for the receipt of what they sent before they go on, and
-two consumers, which acknowledge what they get, all on one queue:
+On every front-end there are three senders, two of which wait for the receipt of what they sent before they go
+on, and two consumers, which acknowledge what they get, all on one queue:
 
     rq      NOREPLY requests, a few at a time. What got no receipt is in doubt, and is not sent again.
     http    one message at a time, with a key of its own: what got no receipt is sent again until it has one
+    phpmq   one message at a time, and no receipts: what was sent on a connection that was never lost is
+            accepted
     phpmq, rq consumers     they connect again for as long as it takes
 
 What must be true of it is said, and judged, in `verdict.py`.
@@ -36,6 +38,9 @@ PATIENCE_SECONDS: Final = 45.0
 PACE_SECONDS: Final = 0.01
 """Between two sends: what is looked for are faults, and two cores have to run all of this."""
 
+LOGS_MAX: Final = 2
+"""So many logs of a cluster are under load: two cores have to run all of this."""
+
 PAUSE_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 0.25
 CLIENT_OPTIONS: Final[ClientOptions] = {
@@ -63,7 +68,11 @@ class Load:
         self._senders = [
             self._thread(work, front, kind)
             for front in site.fronts
-            for kind, work in (("rq", self._send_rq), ("http", self._send_http))
+            for kind, work in (
+                ("rq", self._send_rq),
+                ("http", self._send_http),
+                ("phpmq", self._send_phpmq),
+            )
         ]
         self._consumers = [
             self._thread(self._consume, front, protocol)
@@ -74,7 +83,8 @@ class Load:
     def _thread(self, work: Callable[[FrontEnd, str], None], front: FrontEnd, kind: str) -> threading.Thread:
         def guarded() -> None:
             try:
-                work(front, kind)
+                with front.inside():
+                    work(front, kind)
             except BaseException as error:  # noqa: BLE001 - told by `check`
                 self._faults.append(error)
 
@@ -95,12 +105,15 @@ class Load:
     # --- threads ---------------------------------------------------------------------------------
 
     def _send_rq(self, front: FrontEnd, kind: str) -> None:
+        losses = 0  # of its connection: another one may overtake what the last one had sent
         with self._connected(lambda: RqClient(front.url("rq"), **CLIENT_OPTIONS)) as client:
             while not self._sending_ends.is_set():
                 numbers = [self._next() for _ in range(RQ_MESSAGES)]
+                self._record.said[f"{kind}@{front.name} {losses}"] += numbers
                 try:
                     client.send_many(self._queue, numbered(numbers))
                 except ClientError as error:
+                    losses += 1
                     doubtful = getattr(error, "positions", ()) or range(len(numbers))
                     numbers = [n for place, n in enumerate(numbers) if place not in set(doubtful)]
                     self._sending_ends.wait(PAUSE_SECONDS)
@@ -109,8 +122,10 @@ class Load:
 
     def _send_http(self, front: FrontEnd, kind: str) -> None:
         with self._connected(lambda: HttpClient(front.url("http"), **CLIENT_OPTIONS)) as client:
+            said = self._record.said[f"{kind}@{front.name}"]
             number = self._next()
             while not self._sending_ends.is_set():
+                said += [number] if said[-1:] != [number] else []
                 try:
                     client.send(self._queue, numbered([number])[0], key=f"{self._queue}/{number}")
                 except ClientError:
@@ -119,6 +134,22 @@ class Load:
                 self._note(f"{kind}@{front.name}", [number])
                 self._sending_ends.wait(PACE_SECONDS)
                 number = self._next()
+
+    def _send_phpmq(self, front: FrontEnd, kind: str) -> None:
+        losses = 0
+        while not self._sending_ends.is_set():
+            said = self._record.said[f"{kind}@{front.name} {losses}"]
+            try:
+                with contextlib.closing(DOORS[kind](front, self._queue)) as door:
+                    while not self._sending_ends.wait(PACE_SECONDS):
+                        said.append(self._next())
+                        door.send(said[-1:])
+                    door.stored()
+            except OSError:
+                losses += 1
+                self._sending_ends.wait(PAUSE_SECONDS)
+            else:
+                self._record.accepted.update(said)
 
     def _next(self) -> int:
         number = next(self._numbers)
@@ -176,7 +207,8 @@ class Load:
     def flows(self, fronts: list[FrontEnd] | None = None) -> None:
         """Every sender gets receipts again, some of them from now on."""
         names = {front.name for front in fronts or self._site.running}
-        waiting = [thread.name for thread in self._senders if thread.name.rpartition("@")[2] in names]
+        senders = [thread.name.split("@") for thread in self._senders]
+        waiting = [f"{kind}@{name}" for kind, name in senders if name in names and kind != "phpmq"]
         before = {name: len(self._receipts[name]) for name in waiting}
 
         def flowing() -> bool:
@@ -227,9 +259,42 @@ class Load:
             raise self._faults[0]
 
     def _read_log(self, front: FrontEnd) -> list[bytes]:
-        with Api(front.ports["http"]) as api:
+        with front.inside(), Api(front.ports["http"]) as api:
             reply = api.ask("GET", f"/v1/queues/{self._queue}/log", view="messages", columns="value", start=0)
         assert reply.status == 200, reply
         with pyarrow.ipc.open_stream(reply.body) as reader:
             values: list[bytes] = reader.read_all()["value"].to_pylist()
         return values
+
+
+class Loads:
+    """The same on a queue of each of some logs of a site, of which the first is meant where one is."""
+
+    def __init__(self, site: Site) -> None:
+        self.loads = [Load(site, site.queue(shard)) for shard in range(min(site.shards, LOGS_MAX))]
+
+    def __enter__(self) -> "Loads":
+        for load in self.loads:
+            load.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for load in self.loads:
+            load.__exit__()
+
+    def flows(self, fronts: list[FrontEnd] | None = None) -> None:
+        for load in self.loads:
+            load.flows(fronts)
+
+    def wait(self, seconds: float) -> None:
+        self.loads[0].wait(seconds)
+
+    def lead_changed(self, since: float, until: float | None = None) -> None:
+        for load in self.loads:
+            load.lead_changed(since, until)
+
+    def pauses(self, since: float) -> str:
+        return "; ".join(load.pauses(since) for load in self.loads)
+
+    def check(self) -> str:
+        return "\n".join([load.check() for load in self.loads])

@@ -13,18 +13,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http.client import HTTPException
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.log.jetstream.cluster import Cluster, Node
 from penstock.log.jetstream.names import LogNames
+from penstock.model.shards import shard_of
 from tests.http.api import Api
 from tests.nats.cluster import stream_leader
 from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, is_free, until
 
+S = TypeVar("S", bound="Site")
 STREAM = LogNames().stream
 LOG_CHARACTERS_MAX = 6000
 """So much of the end of every log is shown when a test fails."""
@@ -35,7 +37,10 @@ class FrontEnd(BrokerProcess):
 
     def __init__(self, name: str, folder: Path, cluster: Cluster, urls: list[str], *flags: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        monitors = ",".join(f"http://127.0.0.1:{node.ports.monitor}" for node in cluster.nodes)
+        hosts = [node.url.rpartition("/")[2].partition(":")[0] for node in cluster.nodes]
+        monitors = ",".join(
+            f"http://{host}:{node.ports.monitor}" for host, node in zip(hosts, cluster.nodes, strict=True)
+        )
         super().__init__(
             folder,
             *("--engine", ",".join(urls), "--cluster-id", name, "--cluster-monitor", monitors),
@@ -58,6 +63,10 @@ class FrontEnd(BrokerProcess):
         port = self.ports_of(protocol)[number]
         return f"{protocol}://127.0.0.1:{port}"
 
+    def inside(self) -> AbstractContextManager[None]:
+        """What its clients have to be in, to reach it."""
+        return nullcontext()
+
     def pause(self) -> None:
         self.signal(signal.SIGSTOP)
 
@@ -70,7 +79,7 @@ class FrontEnd(BrokerProcess):
 
         def answered() -> bool:
             try:
-                with Api(self.ports["http"]) as api:
+                with self.inside(), Api(self.ports["http"]) as api:
                     reply = api.ask("GET", path)
             except (OSError, HTTPException):
                 return False
@@ -113,6 +122,7 @@ class Site:
         *,
         nodes: int = 3,
         fronts: int = 2,
+        shards: int = 1,
         apart: bool = False,
         flags: tuple[str, ...] = (),
         settings: str = "",
@@ -123,13 +133,20 @@ class Site:
 
         Where it is told of all, it takes any: the order in which they are named decides nothing.
         """
-        self.nodes = Cluster(folder / "nats", nodes, settings=settings)
+        self.nodes = self._cluster(folder / "nats", nodes, settings)
         self.fronts: list[FrontEnd] = []
         self._folder = folder
         self._count = fronts
         self._apart = apart
-        self._flags = flags
+        self.shards = shards
+        self.flags = (*flags, *(("--cluster-shards", str(shards)) if shards > 1 else ()))
         self._queues = count()
+
+    def _cluster(self, folder: Path, nodes: int, settings: str) -> Cluster:
+        return Cluster(folder, nodes, settings=settings)
+
+    def _front(self, name: str, folder: Path, urls: list[str]) -> FrontEnd:
+        return FrontEnd(name, folder, self.nodes, urls, *self.flags)
 
     def start(self) -> "Site":
         self.nodes.start()
@@ -141,7 +158,7 @@ class Site:
             if len(self.fronts) <= number:
                 name = chr(ord("a") + number)
                 urls = self.nodes.urls[number:][:1] if self._apart else self.nodes.urls
-                self.fronts.append(FrontEnd(name, self._folder / name, self.nodes, urls, *self._flags))
+                self.fronts.append(self._front(name, self._folder / name, urls))
             if not self.fronts[number].running:
                 self.fronts[number].start()
 
@@ -149,37 +166,76 @@ class Site:
     def running(self) -> list[FrontEnd]:
         return [front for front in self.fronts if front.running]
 
-    def queue(self) -> str:
-        """A name that nobody else uses."""
-        return f"queue-{next(self._queues)}"
+    def queue(self, shard: int = 0) -> str:
+        """A name that nobody else uses, of a queue in that log."""
+        names = (f"queue-{number}" for number in self._queues)
+        return next(name for name in names if shard_of(name, self.shards) == shard)
 
-    def leader(self, at: FrontEnd | None = None) -> FrontEnd:
-        """The front-end that leads, as somebody says who can be asked."""
+    def leaders(self, at: FrontEnd | None = None) -> list[str]:
+        """The front-ends that lead, by name, for each log, as somebody says who can be asked."""
+        shards = (at or self.running[0]).ask("/v1/engine")["cluster"]["shards"]
+        return [it["leader"].rpartition("-")[0] for it in shards]
+
+    def balanced(self) -> None:
+        """Each front-end has its share, so that no log is on its way any more."""
+        names = [front.name for front in self.running]
+
+        def is_so() -> bool:
+            led = [self.leaders(front) for front in self.running]
+            counts = [led[0].count(name) for name in names]
+            return (
+                sum(counts) == self.shards
+                and max(counts) - min(counts) <= 1
+                and all(it == led[0] for it in led)
+            )
+
+        until(is_so, f"logs to be led by each of {names}", 60)
+
+    def leader(self, at: FrontEnd | None = None, shard: int = 0) -> FrontEnd:
+        """The front-end that leads a log."""
         found: list[str] = []
 
         def known() -> bool:
-            engine = (at or self.running[0]).ask("/v1/engine")
-            found[:] = [engine["cluster"]["leader"].rpartition("-")[0]]
+            found[:] = [self.leaders(at)[shard]]
             return found[0] in {front.name for front in self.running}
 
         until(known, "somebody to lead")
         return next(front for front in self.running if front.name == found[0])
 
-    def follower(self) -> FrontEnd:
-        leader = self.leader()
+    def follower(self, shard: int = 0) -> FrontEnd:
+        leader = self.leader(shard=shard)
         return next(front for front in self.running if front is not leader)
 
-    def stream_leader(self) -> Node:
-        """The node that takes the log's writes."""
+    def stream_leader(self, shard: int = 0) -> Node:
+        """The node that takes a log's writes."""
         found: list[Node] = []
+        stream = LogNames().of_shards(self.shards)[shard].stream
 
         def known() -> bool:
-            leader = stream_leader(self.nodes, STREAM)
+            leader = stream_leader(self.nodes, stream)
             found[:] = [leader] if leader is not None else []
             return bool(found)
 
         until(known, "the stream to have a leader")
         return found[0]
+
+    def nodes_current(self) -> None:
+        """Every node has all that there is of every stream."""
+        names = LogNames()
+        streams = {names.state_stream, *(it.stream for it in names.of_shards(self.shards))}
+
+        def are_so() -> bool:
+            found: dict[str, int] = {}
+            for node in self.nodes.nodes:
+                told = node.monitor("jsz?streams=1") or {}
+                for account in told.get("account_details", ()):
+                    for detail in account.get("stream_detail", ()):
+                        replicas = detail.get("cluster", {}).get("replicas", ())
+                        if detail["cluster"].get("leader") == node.name:
+                            found[detail["name"]] = sum(bool(it.get("current")) for it in replicas)
+            return all(found.get(it) == len(self.nodes.nodes) - 1 for it in streams)
+
+        until(are_so, "all nodes to be current", 60)
 
     def stop_fronts(self) -> list[int]:
         """SIGTERM to all at once; their exit codes."""
@@ -202,12 +258,16 @@ class Site:
         return "\n".join(parts)
 
 
-@contextmanager
-def site(folder: Path, **options: Any) -> Iterator[Site]:
+def site(folder: Path, **options: Any) -> AbstractContextManager[Site]:
     """A site that is running, and is gone at the end. Any: what `Site` takes."""
-    site = Site(folder, **options)
+    return at_work(Site(folder, **options))
+
+
+@contextmanager
+def at_work(site: S) -> Iterator[S]:
     try:
-        yield site.start()
+        site.start()
+        yield site
         codes = site.stop_fronts()
         assert set(codes) <= {0}, (codes, site.logs())
         for front in site.fronts:

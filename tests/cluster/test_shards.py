@@ -23,7 +23,6 @@ from tests.http.api import Api
 from tests.server.harness import until
 
 SHARDS = 4
-FLAGS = ("--cluster-shards", str(SHARDS))
 
 
 def queues_of_all(name: str) -> list[str]:
@@ -37,26 +36,10 @@ def queues_of_all(name: str) -> list[str]:
     return [found[shard] for shard in range(SHARDS)]
 
 
-def leaders(front: FrontEnd) -> list[str]:
-    """By shard: the name of the front-end that leads it."""
-    return [it["leader"].rpartition("-")[0] for it in front.ask("/v1/engine")["cluster"]["shards"]]
-
-
-def balanced(running: Site, names: str) -> None:
-    """Each has its share, so that no shard is on its way any more."""
-
-    def is_so() -> bool:
-        led = [leaders(front) for front in running.running]
-        counts = [led[0].count(name) for name in names]
-        return sum(counts) == SHARDS and max(counts) - min(counts) <= 1 and all(it == led[0] for it in led)
-
-    until(is_so, f"shards to be led by each of {names}", 60)
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("shards"), nodes=1, fronts=2, flags=FLAGS) as running:
-        balanced(running, "ab")
+    with site(tmp_path_factory.mktemp("shards"), nodes=1, fronts=2, shards=SHARDS) as running:
+        running.balanced()
         yield running
 
 
@@ -143,14 +126,14 @@ def test_an_archive_is_of_a_cluster_with_one_log(pair: Site, tmp_path: Path) -> 
 
 def test_who_comes_takes_its_share_and_nobody_loses_anything(tmp_path: Path) -> None:
     queues = queues_of_all("moved")
-    with site(tmp_path, nodes=1, fronts=2, flags=FLAGS) as running, ExitStack() as stack:
-        balanced(running, "ab")
+    with site(tmp_path, nodes=1, fronts=2, shards=SHARDS) as running, ExitStack() as stack:
+        running.balanced()
         loads = [stack.enter_context(Load(running, queue)) for queue in queues[:2]]
         for load in loads:
             load.flows()
         running._count = 3
         running.start_fronts()
-        balanced(running, "abc")
+        running.balanced()
         for load in loads:
             load.flows(running.fronts[:2])
         for load in loads:
@@ -162,8 +145,8 @@ def test_who_comes_takes_its_share_and_nobody_loses_anything(tmp_path: Path) -> 
 @pytest.mark.parametrize("fault", ["SIGTERM", "SIGKILL", "SIGSTOP", "node"])
 def test_a_fault_costs_nothing_that_was_confirmed(tmp_path: Path, fault: str) -> None:
     queues = queues_of_all("left")
-    with site(tmp_path, nodes=1, fronts=3, flags=FLAGS) as running, ExitStack() as stack:
-        balanced(running, "abc")
+    with site(tmp_path, nodes=1, fronts=3, shards=SHARDS) as running, ExitStack() as stack:
+        running.balanced()
         victim, *others = running.fronts
         loads = [stack.enter_context(Load(running, queue)) for queue in queues[:2]]
         for load in loads:
@@ -174,15 +157,15 @@ def test_a_fault_costs_nothing_that_was_confirmed(tmp_path: Path, fault: str) ->
             node.kill()
             node.start()
             running.nodes.wait_ready()
-            balanced(running, "abc")
+            running.balanced()
         elif fault == "SIGSTOP":
             victim.pause()
-            until(lambda: all("a" not in leaders(it) for it in others), "others to lead", 60)
+            until(lambda: all("a" not in running.leaders(it) for it in others), "others to lead", 60)
             victim.resume()
         else:
             victim.signal(signal.Signals[fault])
             victim.wait()
-            balanced(running, "bc")
+            running.balanced()
             running.start_fronts()
         for load in loads:
             load.flows()

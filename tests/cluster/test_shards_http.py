@@ -15,7 +15,7 @@ import pytest
 
 from penstock.client import ConnectionLost, connect
 from tests.cluster.processes import FrontEnd, Site, site
-from tests.cluster.test_shards import FLAGS, SHARDS, balanced, leaders, queues_of_all
+from tests.cluster.test_shards import SHARDS, queues_of_all
 from tests.http.api import NDJSON, Api, Reply
 from tests.seeds import some
 from tests.server.harness import until
@@ -23,8 +23,8 @@ from tests.server.harness import until
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("http"), nodes=1, fronts=2, flags=FLAGS) as running:
-        balanced(running, "ab")
+    with site(tmp_path_factory.mktemp("http"), nodes=1, fronts=2, shards=SHARDS) as running:
+        running.balanced()
         for front in running.fronts:
             for queue in queues_of_all("first"):
                 until(partial(is_there, front, queue), f"somebody to answer for {queue}")
@@ -88,7 +88,7 @@ def is_used(front: FrontEnd, queue: str) -> bool:
 def test_who_leaves_while_waiting_takes_nothing(pair: Site) -> None:
     """Also where the queue is led at the other front-end."""
     for shard, queue in enumerate(queues_of_all("waited")):
-        here, there = pair.fronts if leaders(pair.fronts[0])[shard] == "b" else reversed(pair.fronts)
+        here, there = pair.fronts if pair.leaders(pair.fronts[0])[shard] == "b" else reversed(pair.fronts)
         with socket.create_connection(("127.0.0.1", here.ports["http"])) as caller:
             path = f"/v1/queues/{queue}/take?wait=30"
             caller.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
@@ -378,11 +378,11 @@ def test_whose_words_are_believed(pair: Site) -> None:
 
 
 def test_a_front_end_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    with site(tmp_path, nodes=1, fronts=2, flags=FLAGS) as running:
-        balanced(running, "ab")
+    with site(tmp_path, nodes=1, fronts=2, shards=SHARDS) as running:
+        running.balanced()
         queues = fill(running, "named")
         here, there = running.fronts
-        led = leaders(here)
+        led = running.leaders(here)
         there.pause()
         try:
             began = time.monotonic()

@@ -5,8 +5,9 @@ compares that with what is in the log, all of it:
 
   * lost: every n that has a receipt is in the log, and was delivered. So was everything else that is there.
   * stored twice: the log has every n at most once, however often a sender had to send it.
-  * invented: what was delivered had been sent. It need not be in the log: a message is handed out before it
-    is safe, and its sender has no receipt then.
+  * accepted: what was sent without receipts on a connection that was never lost is in the log.
+  * order: what one connection has sent is in the log in the order in which it was sent.
+  * invented: what was delivered had been sent, and is in the log: a message is handed out when it is stored.
   * delivered again: of all deliveries of one n at most one was on a connection that has never been lost. So
     a client whose connection survived gets nothing again that it had acknowledged, whoever led meanwhile,
     and nothing that somebody else had acknowledged over such a connection. Excepted is what was on its way,
@@ -19,6 +20,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(slots=True)
@@ -30,6 +32,12 @@ class Record:
 
     confirmed: dict[int, float] = field(default_factory=dict)
     """By number: when its receipt came."""
+
+    accepted: set[int] = field(default_factory=set)
+    """Sent without receipts, on a connection that was never lost."""
+
+    said: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By connection: what was sent on it, in order."""
 
     deliveries: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By number: the connections over which it was delivered."""
@@ -47,13 +55,23 @@ class Record:
 
 def judge(record: Record, log: Iterable[int]) -> str:
     """What happened, in a line, where all was well."""
+    log = list(log)
+    places = {number: place for place, number in enumerate(log)}
     stored = Counter(log)
     delivered = record.deliveries.keys()
     wrong = {
         "stored twice": {number for number, times in stored.items() if times > 1},
         "confirmed, and not in the log": record.confirmed.keys() - stored.keys(),
         "in the log, and not delivered": stored.keys() - delivered,
+        "accepted, and not in the log": record.accepted - stored.keys(),
         "delivered, and never sent": delivered - record.sent.keys(),
+        "delivered, and not in the log": delivered - stored.keys(),
+        "behind what was sent later": {
+            number
+            for said in record.said.values()
+            for number, later in pairwise(number for number in said if number in places)
+            if places[number] > places[later]
+        },
     }
     found = {what: sorted(numbers) for what, numbers in wrong.items() if numbers}
     assert not found, found
@@ -70,5 +88,5 @@ def judge(record: Record, log: Iterable[int]) -> str:
     return (
         f"    {len(record.confirmed):,} confirmed, {len(stored):,} stored once and delivered, "
         f"{repeated} of them again ({len(record.connections_lost)} connections were lost), "
-        f"{len(again)} without that, {len(delivered - stored.keys())} delivered and not stored"
+        f"{len(again)} without that, {len(record.accepted):,} accepted without receipts"
     )

@@ -136,11 +136,14 @@ class Node:
             raise ClusterError(f"node {self.name}: never started")
         return self._process.pid
 
+    def command(self) -> list[str]:
+        return [str(server_path()), "--config", str(self.folder / "server.conf")]
+
     def start(self) -> None:
         """Start the process. It may not answer yet, see `ready`."""
         with open(self.folder / "output.log", "ab", opener=open_private) as output:
             self._process = subprocess.Popen(
-                [str(server_path()), "--config", str(self.folder / "server.conf")],
+                self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
