@@ -156,9 +156,9 @@ class Front(Backend):
                 "own": self.member,
                 "leaders": [claim.leader for claim in claims] or [""] * self.shard_count,
                 "served": {
-                    str(shard.number): os.path.abspath(shard.replica.path)
+                    str(it.shard): [os.path.abspath(self.shards[it.shard].replica.path), it.log.opening]
                     for shard in self.shards
-                    if shard.served is not None
+                    if (it := shard.served) is not None
                 },
             }
         )

@@ -112,7 +112,12 @@ def test_a_connection_is_found_and_ended_by_its_number(pair: Site) -> None:
     list(client.consume(queues[0], count=1))
     until(lambda: any(it["held"] for it in connections(there)), "it to be listed")
     row = next(it for it in connections(there) if it["held"])
-    assert there.ask(f"/v1/connections/{row['number']}")["name"] == row["name"]
+    for front in pair.fronts:
+        for it in connections(front):
+            one = front.ask(f"/v1/connections/{it['number']}")
+            assert (one["number"], one["name"]) == (it["number"], it["name"])
+            refused = ask(front, "DELETE", f"/v1/connections/{it['number']}", name="a/b")
+            assert (refused.status, refused.problem) == (409, "conflict")
     assert ask(there, "DELETE", f"/v1/connections/{row['number']}").status == 200
     until(lambda: not any(it["number"] == row["number"] for it in connections(there)), "it to be ended")
     with pytest.raises(ConnectionLost):

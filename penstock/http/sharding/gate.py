@@ -218,9 +218,7 @@ class Gate:
         if app is not None:
             await app(scope, receive, send)
             return
-        if scope[THEIRS]:
-            raise moved()
-        await self._pass_on(self._leader(shard), shard, scope, receive, send)
+        await self._pass_on(self._leader(shard, scope), shard, scope, receive, send)
 
     async def _pass_on(
         self, leader: str, shard: int | None, scope: Scope, receive: Receive, send: Send
@@ -241,7 +239,10 @@ class Gate:
                 raise CutOff(problem.detail) from None
             raise
 
-    def _leader(self, shard: int) -> str:
+    def _leader(self, shard: int, scope: Scope) -> str:
+        """Who is to be asked about a shard that is led elsewhere."""
+        if scope[THEIRS]:
+            raise moved()
         leader = self._leaders[shard]
         if not leader or leader == self._member:
             raise no_leader(shard)
@@ -392,12 +393,14 @@ class Gate:
                 await self._own(scope, receive, send)  # It says why not.
                 return
             number, shard = divmod(int(parts[2]), count)
+            app = self._apps.get(shard)
+            if app is None:  # Another front-end has numbered it.
+                await self._to_shard(shard, scope, receive, send)
+                return
             raw = b"/v1/connections/%d" % number
             scope = {**scope, "raw_path": raw, "path": raw.decode()}
-            app = self._apps.get(shard)
-            ask = _local(app, scope) if app is not None else self._of_shard(shard, scope)
             async with self._asked(scope, receive) as asked:
-                answer = await ask(asked)
+                answer = await _local(app, scope)(asked)
             if answer.status == 200:
                 fields = json.loads(answer.body)
                 fields["number"] = fields["number"] * count + shard
@@ -427,17 +430,6 @@ class Gate:
             receive,
             send,
         )
-
-    def _of_shard(self, shard: int, scope: Scope) -> Source:
-        """The log of another front-end, past its gate: by the number that it gave."""
-        leader, count = self._leader(shard), len(self._leaders)
-
-        def ask(asked: Asked) -> Awaitable[Answered]:
-            number = int(asked.target.rpartition(b"/")[2].partition(b"?")[0])
-            target = b"/v1/connections/%d" % (number * count + shard)
-            return self._remote(leader, scope)(asked._replace(target=target))
-
-        return ask
 
     # --- readers, cuts: of several queues ----------------------------------------------------------
 
@@ -472,7 +464,7 @@ class Gate:
     def _source(self, shard: int, scope: Scope) -> Source:
         """Who answers about that log."""
         app = self._apps.get(shard)
-        return _local(app, scope) if app is not None else self._remote(self._leader(shard), scope)
+        return _local(app, scope) if app is not None else self._remote(self._leader(shard, scope), scope)
 
     async def _cuts(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._asked(scope, receive) as asked:

@@ -18,6 +18,9 @@ AGAIN_SECONDS: Final = 1.0
 
 log = logging.getLogger("penstock.http")
 
+Opened = tuple[str, int]
+"""The folder of a log, and its opening: one that was lost and is led again is another, in the same folder."""
+
 
 class Shards:
     def __init__(
@@ -28,7 +31,7 @@ class Shards:
         self._base = base
         self._gate = gate
         self._routes = routes
-        self._there: dict[int, tuple[Site, App, str]] = {}  # with the folder of its log
+        self._there: dict[int, tuple[Site, App, Opened]] = {}
         self._wanted: Fields = hello["sharding"]
         self._changed = asyncio.Event()
         self._changing: asyncio.Task[None] | None = None
@@ -56,17 +59,17 @@ class Shards:
 
     async def _change(self) -> None:
         served = self._served()
-        for shard in [it for it, (_, _, folder) in self._there.items() if served.get(it) != folder]:
+        for shard in [it for it, (_, _, opened) in self._there.items() if served.get(it) != opened]:
             site, _, _ = self._there.pop(shard)
             await self._close(shard, site)
-        for shard, folder in served.items():
+        for shard, opened in served.items():
             if shard not in self._there:
-                await self._start(shard, folder)
+                await self._start(shard, opened)
         self._tell()
 
-    async def _start(self, shard: int, folder: str) -> None:
+    async def _start(self, shard: int, opened: Opened) -> None:
         link = ShardLink(self._link, shard, len(self._wanted["leaders"]))
-        site = Site(link, {**self._hello, "data": folder, "archive": None}, self._base.held)
+        site = Site(link, {**self._hello, "data": opened[0], "archive": None}, self._base.held)
         site.guard, site.has_pages = self._base.guard, self._base.has_pages
         if self._base.stopping.is_set():
             site.stopping.set()
@@ -77,7 +80,7 @@ class Shards:
             await self._close(shard, site)
             asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._changed.set)
         else:
-            self._there[shard] = site, App(site, self._routes()), folder
+            self._there[shard] = site, App(site, self._routes()), opened
 
     async def _close(self, shard: int, site: Site) -> None:
         try:
@@ -85,8 +88,8 @@ class Shards:
         except Exception:  # of what is over; the others have theirs to do
             log.exception("the API of shard %d has not ended well", shard)
 
-    def _served(self) -> dict[int, str]:
-        return {int(shard): folder for shard, folder in self._wanted["served"].items()}
+    def _served(self) -> dict[int, Opened]:
+        return {int(shard): (folder, opening) for shard, (folder, opening) in self._wanted["served"].items()}
 
     def _tell(self) -> None:
         served = self._served()

@@ -9,8 +9,9 @@ import pytest
 
 from penstock.http.auth import USER, Guard
 from penstock.http.connection import CONNECTION
+from penstock.http.problems import Problem
 from penstock.http.sharding import gate as gate_module
-from penstock.http.sharding.gate import NAMED, Gate
+from penstock.http.sharding.gate import NAMED, THEIRS, Gate
 from tests.http.sharding.test_others import ANSWER, answered, made, running
 from tests.http.sharding.test_streams import Caller, told
 
@@ -104,3 +105,12 @@ async def test_who_leads_no_more_is_not_waited_for(method: str, monkeypatch: pyt
         assert (reading.status, reading.heard, reading.aborted.is_set()) == (200, b"ok", True)
         assert (used.status, used.heard, used.aborted.is_set()) == (200, b"ok", False)
         assert not own._away
+
+
+def test_what_another_front_end_has_sent_on_goes_no_further() -> None:
+    """Or two who do not agree who leads would send it to each other."""
+    own, _ = gate()
+    own._leaders = ["b"]
+    assert own._leader(0, {THEIRS: False}) == "b"
+    with pytest.raises(Problem, match="not led here any more"):
+        own._leader(0, {THEIRS: True})
