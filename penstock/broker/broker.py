@@ -313,16 +313,18 @@ class Broker:
         for queue in self._log.due(now_us):
             self.stir(queue)
 
-    def tick(self, now_us: int, step_us: int = 0) -> None:
-        """Several times a second: expiry, time-outs, and those for whom there was no room.
+    def step(self, by_us: int, now_us: int) -> None:
+        """By so much the time has been put forward just now, and nobody has waited for that long."""
+        self.requests.stepped(by_us)
+        self.publishing.stepped(by_us)
+        self.taking.stepped(by_us)
+        self._log.step(by_us, now_us)
 
-        `step_us`: by so much the time has been put forward just now, and nobody has waited for that long.
-        """
+    def tick(self, now_us: int, step_us: int = 0) -> None:
+        """Several times a second: expiry, time-outs, and those for whom there was no room. `step_us`: see
+        `step`."""
         if step_us:
-            self.requests.stepped(step_us)
-            self.publishing.stepped(step_us)
-            self.taking.stepped(step_us)
-            self._log.step(step_us, now_us)
+            self.step(step_us, now_us)
         # What somebody holds does not expire, and who holds what is not known yet.
         for queue, fate in self._log.expire(now_us) if not self.claims.awaited else ():
             self.requests.end_without_answer(queue, [fate])

@@ -6,6 +6,9 @@ pass at a look and nowhere else:
     forward   the time is what the machine's clock says, at once; whoever looks is told by how much
     back      it goes on from where it is, at nine tenths of its speed, until the machine's clock is there too
 
+A log may have come further than the machine's clock, where somebody else has written it: then the time is
+put forward to where that is (`not_before`), which is a step for all other logs.
+
 Steps leave a line. What waits or runs out goes on as if there were none: see `Broker.tick`.
 """
 
@@ -57,14 +60,17 @@ class Clock:
         self.stepped_us -= ahead_us
         return -ahead_us
 
-    def not_before(self, time_us: int) -> None:
-        """That is how far the log has come."""
-        now_us = self.now_us()
-        if time_us > now_us:
+    def not_before(self, time_us: int) -> int:
+        """That is how far a log has come; by how much the time is put forward for it, where that is much."""
+        by_us = time_us - self.now_us()
+        if by_us > 0:
             self._base_us, self._from_ns = time_us, self._steady_ns()
-            self._ahead_us += time_us - now_us
-            if self._ahead_us >= STEP_US:
-                log.warning("the clock of this machine is behind the log%s", self._rest())
+            self._ahead_us += by_us
+        if by_us < STEP_US:
+            return 0
+        log.warning("the clock of this machine is behind the log%s", self._rest())
+        self.stepped_us += by_us
+        return by_us
 
     def _rest(self) -> str:
         if not self._ahead_us:

@@ -144,7 +144,12 @@ class Server:
         self._read_on()
 
     def make_broker(self, opened: Log, wants_turn: Callable[[], None] | None = None) -> Broker:
-        self.clock.not_before(opened.time_us)
+        if by_us := self.clock.not_before(opened.time_us):
+            for it in self.served:  # where nobody's time is over for that
+                try:
+                    it.broker.step(by_us, self.now_us())
+                except LogFailed as error:
+                    self.fail(error)
         if opened.policies is not self.settings.policies:
             opened.set_policies(self.settings.policies)  # They were read again while the log was opened.
         return Broker(

@@ -3,6 +3,7 @@
 import sys
 import threading
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,20 @@ import pytest
 from penstock.client import HttpClient
 from penstock.cluster.clocks import CLOCK, TIME, Clocks
 from penstock.cluster.shard import Shard
+from penstock.common.clock import Clock
 from penstock.log.disk import RealDisk
 from penstock.log.log import Log
+from penstock.model.batch import Batch
+from penstock.server.backend import Served
+from penstock.server.server import Server
+from penstock.server.settings import Limits
 from tests.cluster.processes import FrontEnd
 from tests.cluster.processes import site as site_of
 from tests.log.inline import InlineWorker
 from tests.server.harness import until
 
 SECOND_US = 1_000_000
+SHARDS = 4
 
 AHEAD = """
 import runpy, time
@@ -184,6 +191,59 @@ def test_a_leader_whose_clock_is_ahead_ends_nothing_by_it(tmp_path: Path) -> Non
             mq.send("ticks", b"", ttl=1)
             until(lambda: not [*mq.peek("ticks", state="ready")], "what runs out by itself to run out")
             assert [it.body for it in mq.consume("orders", count=2, timeout=5)] == [b"keep", b"more"]
+
+
+@pytest.mark.long
+def test_a_log_of_a_clock_that_was_ahead_ends_nothing_of_others(tmp_path: Path) -> None:
+    """Whoever takes it over goes on with its time, in all that it leads."""
+    with site_of(tmp_path, nodes=1, fronts=1, shards=SHARDS) as site:
+        (first,) = site.fronts
+        queues = [site.queue(shard) for shard in range(SHARDS)]
+        with HttpClient(first.url("http")) as mq:
+            for queue in queues:
+                mq.send(queue, b"keep", ttl=3600)
+        hasty = Hasty("z", tmp_path / "z", site.nodes, site.nodes.urls).start()
+        site.fronts.append(hasty)
+        site.balanced()
+        led = [queue for queue, name in zip(queues, site.leaders(first), strict=True) if name == "z"]
+        with HttpClient(first.url("http")) as mq:
+            for queue in led:  # which it stores with its own time
+                mq.send(queue, b"more", ttl=3600)
+        hasty.kill()
+        until(lambda: site.leaders(first) == [first.name] * SHARDS, "it to lead alone")
+        first.says("the clock of this machine is behind the log")
+        with HttpClient(first.url("http")) as mq:
+            mq.send("ticks", b"", ttl=1)
+            until(lambda: not [*mq.peek("ticks", state="ready")], "what runs out by itself to run out")
+            for queue in queues:
+                kept = [b"keep", b"more"] if queue in led else [b"keep"]
+                assert [it.body for it in mq.consume(queue, count=len(kept), timeout=5)] == kept, queue
+
+
+def test_the_time_of_a_log_that_is_ahead_is_a_step_for_the_others(tmp_path: Path) -> None:
+    """A server leads one, and comes to lead another one that somebody else has written."""
+    now_us = AT_US + 7200 * SECOND_US
+    logs = [
+        Log.open(RealDisk(str(tmp_path / name)), us, writer=InlineWorker(), keeper=InlineWorker())
+        for name, us in (("ours", AT_US), ("theirs", now_us))
+    ]
+    server: Any = Server.__new__(Server)
+    server.clock = Clock(lambda: AT_US * 1000, lambda: 0)
+    server.now_us, server._port_numbers, server.limits = server.clock.now_us, count(), Limits()
+    server.settings, server.want_turn = SimpleNamespace(policies=logs[0].policies), lambda: None
+    broker = server.make_broker(logs[0])
+    logs[0].append("q", Batch.of([b"keep"], ttl_seconds=[3600]), AT_US)
+    broker.turn(AT_US)
+    logs[0].wait()
+    server.served = (Served(0, broker, logs[0]),)
+    server.make_broker(logs[1])
+    assert server.now_us() == now_us
+    assert server.clock.stepped_us == now_us - AT_US
+    for passed_us, ready in ((0, 1), (3601 * SECOND_US, 0)):
+        broker.tick(now_us + passed_us)
+        assert logs[0].describe("q").ready == ready
+    for it in logs:
+        it.abandon()
 
 
 class Opened:

@@ -97,16 +97,19 @@ def test_a_step_forward_that_only_makes_up_for_one_back_puts_nothing_forward(
 
 
 def test_a_log_that_is_ahead_is_where_it_begins(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    machine.clock.not_before(START_US - SECOND)
+    assert machine.clock.not_before(START_US - SECOND) == 0
     assert machine.now() == 0
     assert caplog.messages == []
-    machine.clock.not_before(START_US + 90 * SECOND)
+    assert machine.clock.not_before(START_US + 90 * SECOND) == 90 * SECOND
     assert machine.now() == 90
+    assert machine.clock.not_before(START_US + 90 * SECOND + SECOND // 2) == 0
+    assert machine.clock.stepped_us == 90 * SECOND
+    assert machine.now() == 90.5
     assert caplog.messages == [
         "the clock of this machine is behind the log: the log's time never goes back, is 90.0 s ahead and "
         "waits for it"
     ]
     machine.later(10)
-    assert machine.now() == 99
+    assert machine.now() == 99.5
     machine.later(2000, looks=20_000)
     assert machine.now() == pytest.approx(2010, abs=0.1)
