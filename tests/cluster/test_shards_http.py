@@ -269,8 +269,8 @@ def test_a_transaction_is_whole_whoever_is_killed(tmp_path: Path, dies: str) -> 
     """While commits go on, one after the other, one front-end, or all, are killed and started again."""
     queues = queues_of_all("whole")
     committed: list[int] = []
-    with site(tmp_path, nodes=1, fronts=2, flags=FLAGS) as running:
-        balanced(running, "ab")
+    with site(tmp_path, nodes=1, fronts=2, shards=SHARDS) as running:
+        running.balanced()
         here, there = running.fronts
 
         def commit(number: int) -> None:

@@ -100,7 +100,7 @@ class Gate:
         self._apps: dict[int, App] = {}  # by shard: those that are led here
         self._leaders: list[str] = []
         self._member = ""
-        self.logs = ClusterLogs(base, others)
+        self.logs = ClusterLogs(base, others, self._asking)
         base.transactions = ShardedStages(self.logs)
         self._away: dict[asyncio.Timeout, tuple[int | None, str]] = {}  # shard and leader, see `_asking`
 
@@ -117,7 +117,7 @@ class Gate:
                 patience.reschedule(None if leads else late)
 
     @contextlib.asynccontextmanager
-    async def _asking(self, leader: str, scope: Scope, shard: int | None = None) -> AsyncIterator[None]:
+    async def _asking(self, leader: str, method: str, shard: int | None = None) -> AsyncIterator[None]:
         """While another front-end is asked about a log that it leads, or about all that it leads."""
         patience = asyncio.timeout(None)
         try:
@@ -127,7 +127,7 @@ class Gate:
         except TimeoutError:
             if not patience.expired():
                 raise
-            raise unanswered(leader, scope["method"], "it leads no more") from None
+            raise unanswered(leader, method, "it leads no more") from None
         finally:
             self._away.pop(patience, None)
 
@@ -232,7 +232,7 @@ class Gate:
             await send(message)
 
         try:
-            async with self._asking(leader, scope, shard):
+            async with self._asking(leader, scope["method"], shard):
                 await self._others.pass_on(leader, _caller(scope), headers, scope, receive, passed)
         except Problem as problem:
             if begun:
@@ -287,7 +287,7 @@ class Gate:
             headers = self._with_user(scope, passed_headers(asked.headers))
             try:
                 async with (
-                    self._asking(leader, scope),
+                    self._asking(leader, asked.method),
                     asyncio.timeout(LIST_SECONDS if asked.method == "GET" else None),
                 ):
                     return await self._others.ask(

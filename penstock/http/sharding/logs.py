@@ -8,7 +8,8 @@ How it fails: in place of the answer of a log stands a `Problem` or a `CallRefus
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from starlette.requests import Request
@@ -43,9 +44,13 @@ _OF_DOUBTS: Final = frozenset(("prepare", "commit"))
 class ClusterLogs:
     """Belongs to one loop."""
 
-    def __init__(self, base: Site, others: Others) -> None:
+    def __init__(
+        self, base: Site, others: Others, asking: Callable[[str, str], AbstractAsyncContextManager[None]]
+    ) -> None:
+        """Within `asking`, a front-end that leads no more is not waited for."""
         self._base = base
         self._others = others
+        self._asking = asking
         self._sites: Mapping[int, Site] = {}  # of the logs that are led here
         self._leaders: list[str] = []
         self._member = ""
@@ -120,7 +125,7 @@ class ClusterLogs:
         try:
             frame = encode_frame({"call": name, "logs": list(fields.items())}, *buffers)
             asked = Asked("POST", PATH.encode(), [], b"".join(frame))
-            async with asyncio.timeout(CALL_SECONDS):
+            async with self._asking(leader, asked.method), asyncio.timeout(CALL_SECONDS):
                 answer = await self._others.ask(leader, "", asked)
             if answer.status != 200:
                 raise unreachable(leader, f"it answers {answer.status}: {answer.body[:200]!r}")

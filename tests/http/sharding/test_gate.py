@@ -81,18 +81,18 @@ async def test_who_leads_no_more_is_not_waited_for(method: str, monkeypatch: pyt
     with made() as (others, ways):
         guard: Any = SimpleNamespace(guard=Guard([]))
         own = Gate(guard, guard, others)
-        own.set_shards({"leaders": ["b"], "own": "a"}, {})
+        own.set_shards({"leaders": ["b"], "own": "a"}, {}, {})
         waiting, reading, used = (Asking(method) for _ in range(3))
         calls = []
         for number, (asking, answer) in enumerate(((waiting, b""), (reading, BEGUN), (used, ANSWER))):
             calls.append(asyncio.ensure_future(own(asking.scope, asking.receive, asking.send)))
             await answered(ways, number, answer)
         await told(calls.pop())
-        own.set_shards({"leaders": ["c"], "own": "a"}, {})
-        own.set_shards({"leaders": ["b"], "own": "a"}, {})  # It was only away for a moment.
+        own.set_shards({"leaders": ["c"], "own": "a"}, {}, {})
+        own.set_shards({"leaders": ["b"], "own": "a"}, {}, {})  # It was only away for a moment.
         await told(reading.hears.wait())
         assert not any(call.done() for call in calls)
-        own.set_shards({"leaders": ["c"], "own": "a"}, {})
+        own.set_shards({"leaders": ["c"], "own": "a"}, {}, {})
         for call in calls:
             await told(call)
         assert waiting.status == 503
