@@ -401,3 +401,24 @@ def test_a_front_end_that_does_not_answer_is_named(tmp_path: Path) -> None:
         finally:
             there.resume()
         until(lambda: "missing" not in here.ask("/v1/queues"), "all of them to answer")
+
+
+def test_what_is_left_out_of_a_list_is_named(pair: Site) -> None:
+    """Also where nobody leads a log: a queue that is not told is there for all that anybody knows.
+
+    The last test here: it leaves one front-end.
+    """
+    balanced(pair, "ab")
+    queues = fill(pair, "whole")
+    here, there = pair.fronts
+    there.kill()
+
+    def are_led_here() -> bool:
+        reply = ask(here, "GET", "/v1/offsets", queues=",".join(queues))
+        if reply.status == 503:
+            return False
+        is_whole = len(reply.json["queues"]) == SHARDS
+        assert is_whole or reply.json["missing"], reply.json
+        return is_whole and set(leaders(here)) == {here.name}
+
+    until(are_led_here, "all logs to be led again", 60)

@@ -13,7 +13,7 @@ Rules that always hold:
   * Who asks is known where the log is: a token goes with the request, and a visitor of a page by name, which
     is believed between front-ends alone.
   * Where a front-end does not answer, an answer about all is put together from the others, and names it
-    (`missing`).
+    (`missing`); so it is with a log that nobody leads, or not whoever was asked for it.
 
 How it fails: `no-leader` (503), where nobody leads, or whoever does cannot be reached. Who is asked elsewhere
 and leads that log no more is not waited for longer than `MOVED_SECONDS`: it may stand still.
@@ -26,7 +26,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
@@ -65,6 +65,8 @@ HERE: Final = b"penstock-here"
 shard of that number."""
 
 ALL: Final = b"all"
+"""Numbers behind it say which shards are looked for there."""
+
 THEIRS: Final = "penstock.theirs"
 """Whether another front-end has sent it on: then it goes no further."""
 
@@ -269,20 +271,28 @@ class Gate:
         except Problem as problem:
             await problem.response()(scope, receive, send)
 
-    def _sources(self, scope: Scope, shards: Iterable[int] | None = None) -> dict[str, Source]:
-        """All who have a part of the answer, by what they are called: logs here, and front-ends."""
-        wanted = range(len(self._leaders)) if shards is None else shards
+    def _sources(self, scope: Scope) -> dict[str, Source]:
+        """All who have a part of the answer, by what they are called: logs, and other front-ends."""
         sources: dict[str, Source] = {}
-        is_here = scope[THEIRS]
-        for shard in wanted:
+        theirs: dict[str, list[int]] = {}
+        for shard in self._looked_for(scope):
             app = self._apps.get(shard)
             if app is not None:
                 sources[f"shard {shard}"] = _local(app, scope)
-            elif not is_here and (leader := self._leaders[shard]) not in ("", self._member):
-                sources.setdefault(leader, self._remote(leader, scope))
+            elif scope[THEIRS] or (leader := self._leaders[shard]) in ("", self._member):
+                sources[f"shard {shard}"] = _not_led
+            else:
+                theirs.setdefault(leader, []).append(shard)
+        for leader, shards in theirs.items():
+            sources[leader] = self._remote(leader, scope, b"%b %b" % (ALL, json.dumps(shards).encode()))
         return sources
 
-    def _remote(self, leader: str, scope: Scope) -> Source:
+    def _looked_for(self, scope: Scope) -> Iterable[int]:
+        here = next((value for name, value in scope["headers"] if name == HERE), ALL)
+        shards: list[int] = json.loads(here.partition(b" ")[2] or b"[]")
+        return shards or range(len(self._leaders))
+
+    def _remote(self, leader: str, scope: Scope, here: bytes = ALL) -> Source:
         async def ask(asked: Asked) -> Answered:
             headers = self._with_user(scope, passed_headers(asked.headers))
             try:
@@ -291,7 +301,7 @@ class Gate:
                     asyncio.timeout(LIST_SECONDS if asked.method == "GET" else None),
                 ):
                     return await self._others.ask(
-                        leader, _caller(scope), asked._replace(headers=[*headers, (HERE, ALL)])
+                        leader, _caller(scope), asked._replace(headers=[*headers, (HERE, here)])
                     )
             except TimeoutError:
                 raise unreachable(leader, f"it has not answered for {LIST_SECONDS:.0f} s") from None
@@ -441,14 +451,11 @@ class Gate:
                 by_shard: dict[int, dict[str, Any]] = {}
                 for queue, position in positions.items():
                     by_shard.setdefault(self._shard(queue), {})[queue] = position
-                wanted = [(self._source(shard, scope), its) for shard, its in by_shard.items()]
-                answers = []
-                for source, its in wanted:
-                    body = json.dumps({**given, "positions": its}).encode()
-                    answers.append(await source(asked._replace(body=body)))
+                parts = {shard: {**given, "positions": its} for shard, its in by_shard.items()}
+                answers = await self._ask_parts(parts, asked, scope)
             else:
                 positions = None
-                answers = list(await asyncio.gather(*(it(asked) for it in self._sources(scope).values())))
+                answers = await asyncio.gather(*(it(asked) for it in self._sources(scope).values()))
         if not answers:
             raise _nobody()
         good = [it for it in answers if it.status < 300]
@@ -464,7 +471,16 @@ class Gate:
     def _source(self, shard: int, scope: Scope) -> Source:
         """Who answers about that log."""
         app = self._apps.get(shard)
-        return _local(app, scope) if app is not None else self._remote(self._leader(shard, scope), scope)
+        if app is not None:
+            return _local(app, scope)
+        return self._remote(self._leader(shard, scope), scope, b"%d" % shard)
+
+    async def _ask_parts(self, parts: Mapping[int, Fields], asked: Asked, scope: Scope) -> list[Answered]:
+        """What each log says to its part of a request, all at once."""
+        sources = [self._source(shard, scope) for shard in parts]
+        bodies = [json.dumps(part).encode() for part in parts.values()]
+        asking = (it(asked._replace(body=body)) for it, body in zip(sources, bodies, strict=True))
+        return await asyncio.gather(*asking)
 
     async def _cuts(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._asked(scope, receive) as asked:
@@ -478,9 +494,12 @@ class Gate:
             by_shard: dict[int, list[int]] = {}
             for at, wanted in enumerate(ranges):
                 by_shard.setdefault(self._shard(wanted["queue"]), []).append(at)
-            for shard, places in by_shard.items():
-                body = json.dumps({**given, "ranges": [ranges[at] for at in places]}).encode()
-                answer = await self._source(shard, scope)(asked._replace(body=body))
+            parts = {
+                shard: {**given, "ranges": [ranges[at] for at in places]}
+                for shard, places in by_shard.items()
+            }
+            answers = await self._ask_parts(parts, asked, scope)
+            for answer, places in zip(answers, by_shard.values(), strict=True):
                 if answer.status != 200:
                     await _as_it_is(answer)(scope, receive, send)
                     return
@@ -561,6 +580,10 @@ def _local(app: App, scope: Scope) -> Source:
     return ask
 
 
+async def _not_led(_: Asked) -> Answered:
+    raise moved()
+
+
 async def _ask_all(
     sources: dict[str, Source], asked: Asked
 ) -> tuple[list[Fields], list[str], Answered | None]:
@@ -575,7 +598,9 @@ async def _ask_all(
         elif answer.status >= 300:
             return [], [], answer
         else:
-            found.append(json.loads(answer.body))
+            fields = json.loads(answer.body)
+            missing += fields.pop("missing", [])
+            found.append(fields)
     return found, missing, None
 
 
