@@ -9,7 +9,7 @@ other side knows, and is used again for the next request of the same caller.
 
 How it fails: `Problem` no-leader where there is no way, or it ends before the answer to a question has begun;
 where that was no question, nobody knows what has become of it, and the `Problem` says so. An answer that has
-begun and does not end well is `CutOff`.
+begun and does not end well is `CutOff`. `ClientDisconnect` where the caller has left.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Final, NamedTuple
 
 import h11
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
@@ -272,7 +273,7 @@ async def _or_left(reading: Coroutine[Any, Any, Any], saying: "asyncio.Task[None
         if read.done():
             return read.result()
         saying.result()
-        raise ConnectionResetError("the caller has left")
+        raise ClientDisconnect
     finally:
         if not read.done():
             read.cancel()
