@@ -35,6 +35,7 @@ class Site:
         self.guard = Guard(hello["tokens"], hello["users"])
         self.data: str = hello["data"]
         self.cluster: str | None = hello["cluster"]  # the name of the log that front-ends share; None: nobody
+        self.shard: int | None = hello.get("shard")  # where that has several
         self.body_bytes_max: int = hello["body_bytes_max"]
         self.frame_seconds: int = hello["frame_seconds"]
         self.payload_bytes_max: int = hello["payload_bytes_max"]

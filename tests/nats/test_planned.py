@@ -122,7 +122,7 @@ class Told:
         self._nats = nats
         self.stage_files: set[str] = set()  # those that parts with staged messages were in
         self.data = str(worker.folder / LOG)
-        self._planner = Planner(worker.names.log, self.data)
+        self._planner = Planner(worker.names, self.data)
         self.reader = LogReader(self.data)
 
     def __enter__(self) -> "Told":

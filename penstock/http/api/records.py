@@ -54,11 +54,13 @@ async def get_records(call: Call) -> Response:
         )
     # Whoever has no cluster loads nothing of it.
     from penstock.http.reading.records import Planner
+    from penstock.log.jetstream.names import LogNames
 
     wanted = Wanted(
         call["queue"], "messages", call["start"], call["end"], (), call["fail_on_loss"], call["identity"]
     )
-    answer: dict[str, Any] | None = await site.readers.run(Planner(site.cluster, site.data).plan, wanted)
+    planner = Planner(LogNames(site.cluster, site.shard), site.data)
+    answer: dict[str, Any] | None = await site.readers.run(planner.plan, wanted)
     if answer is None:
         # Nothing of it is synced; or there is no such queue.
         await site.link.call("queue", {"queue": wanted.queue})

@@ -42,8 +42,8 @@ _OF_STAGES: Final = Part._field_defaults
 class Planner:
     """Tells where messages are. For one log."""
 
-    def __init__(self, log: str, data: str) -> None:
-        self._names = LogNames(log)
+    def __init__(self, names: LogNames, data: str) -> None:
+        self._names = names
         self._index = RecordIndex(os.path.join(os.path.dirname(data), RECORDS))
 
     def plan(self, reader: LogReader, wanted: Wanted) -> dict[str, Any] | None:

@@ -69,7 +69,8 @@ class Shards:
 
     async def _start(self, shard: int, opened: Opened) -> None:
         link = ShardLink(self._link, shard, len(self._wanted["leaders"]))
-        site = Site(link, {**self._hello, "data": opened[0], "archive": None}, self._base.held)
+        its = {**self._hello, "data": opened[0], "shard": shard, "archive": None}
+        site = Site(link, its, self._base.held)
         site.guard, site.has_pages = self._base.guard, self._base.has_pages
         if self._base.stopping.is_set():
             site.stopping.set()
