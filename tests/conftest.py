@@ -29,6 +29,7 @@ TOGETHER = {
         "spark/test_write_batch.py",
         "spark/test_redrive_at_scale.py",
         "spark/test_direct.py",
+        "spark/test_shards.py",
         "spark/test_spark_docs.py",
         "spark/test_writing_docs.py",
         "spark/test_tables.py",

@@ -6,11 +6,12 @@ query. Every call here may be repeated: reading changes nothing, and what writes
 
 Where the URL names several front-ends of a cluster, the first that answers is asked. One that does not, or
 says that it cannot, is passed over: at once where the connection is refused, otherwise after `PASS_SECONDS`,
-and for `AVOID_SECONDS` all of this process ask the others first.
+and for `AVOID_SECONDS` all of this process ask the others first. A list of which one of them has not told its
+part is asked for again: nothing is taken for gone that somebody has.
 
 Rules that always hold:
   * One connection, used by one thread at a time and kept open between calls. One that the broker has closed
-    meanwhile is found out before anything is written.
+    meanwhile is found out before anything is written. `ask_all` is for many questions at once.
   * A `Broker` can be pickled, and arrives without its connection.
   * Only `stream` does not repeat by itself: who reads a body knows from where to go on (`reading.py`).
 
@@ -23,9 +24,11 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.client.errors import reason_of
 from penstock.client.http_connection import HttpConnection, target_of_request
@@ -52,6 +55,9 @@ PASS_ANSWER_SECONDS: Final = 10.0
 asked to do it while it may be done yet."""
 
 AVOID_SECONDS: Final = 30.0
+AT_ONCE_MAX: Final = 8
+"""Questions of one who plans; the logs of a cluster answer side by side."""
+
 FIRST_CONTACT_SECONDS: Final = 5.0
 """Nobody who has mistyped a URL should wait longer than this to be told so."""
 
@@ -64,6 +70,8 @@ JSON_MEDIA: Final = "application/json"
 ARROW_MEDIA: Final = "application/vnd.apache.arrow.stream"
 _URN: Final = "urn:penstock:"
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 Answer = Any  # what the JSON of an answer says; docs/http.md has every shape
 
 log = logging.getLogger("penstock.spark")
@@ -149,6 +157,7 @@ class Broker:
         self._target = parse_url(url, "http")
         self._is_several = len(self._target.addresses) > 1
         self._at = self._target.addresses[0]  # who is asked
+        self._preferred = ""
         self._http = HttpConnection(PASS_SECONDS if self._is_several else CONNECT_SECONDS, ANSWER_SECONDS)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,6 +169,21 @@ class Broker:
 
     def close(self) -> None:
         self._http.close()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(map(str, self._target.addresses))
+
+    @property
+    def at(self) -> str:
+        """Who is asked, or was the last time."""
+        return str(self._at)
+
+    def prefer(self, address: str) -> None:
+        """Ask that one of several first, from now on."""
+        self._preferred = address
+        if address and address != self.at:
+            self.close()
 
     # --- calls -------------------------------------------------------------------------------------
 
@@ -192,10 +216,19 @@ class Broker:
             try:
                 with self._exchange(method, target, body, media, seconds) as response:
                     content = response.read()
+                answer = self._json(response.status, content) if content else None
+                if method == "GET":
+                    self._check_whole(answer)
             except Interrupted as error:
                 patience.failed(error)
                 continue
-            return self._json(response.status, content) if content else None
+            return answer
+
+    def _check_whole(self, answer: Answer) -> None:
+        """Of a cluster with several logs; what such an answer does not tell is not gone."""
+        missing = answer.get("missing") if isinstance(answer, dict) else None
+        if missing:
+            raise Interrupted(f"{self._where}: no answer from {', '.join(missing)}")
 
     @contextmanager
     def stream(self, *segments: str, **query: object) -> "Iterator[Body]":
@@ -256,7 +289,7 @@ class Broker:
             self._open(self._at)
             return self._http
         whys: list[str] = []
-        for address in sorted(self._target.addresses, key=_is_avoided):
+        for address in sorted(self._target.addresses, key=self._rank):
             try:
                 self._open(address)
                 # Whoever takes a connection need not be alive enough to say something.
@@ -271,6 +304,11 @@ class Broker:
             _failed_at.pop(str(address), None)
             return self._http
         raise Interrupted(f"no broker answers: {', '.join(whys)}")
+
+    def _rank(self, address: Address) -> tuple[bool, bool]:
+        failed_at = _failed_at.get(str(address))
+        is_avoided = failed_at is not None and time.monotonic() - failed_at < AVOID_SECONDS
+        return is_avoided, str(address) != self._preferred
 
     def _open(self, address: Address) -> None:
         self._at = address
@@ -333,13 +371,23 @@ class Body:
         self.closed = True
 
 
+def ask_all(broker: Broker, ask: Callable[[Broker, _T], _R], wanted: Sequence[_T]) -> list[_R]:
+    """What is answered to each of many questions, of which several are asked at a time."""
+    count = min(AT_ONCE_MAX, len(wanted))
+    if count < 2:
+        return [ask(broker, one) for one in wanted]
+
+    def some(first: int) -> list[_R]:
+        with closing(copy(broker)) as its:
+            return [ask(its, one) for one in wanted[first::count]]
+
+    with ThreadPoolExecutor(count) as threads:
+        answers = list(threads.map(some, range(count)))
+    return [answers[at % count][at // count] for at in range(len(wanted))]
+
+
 def _target(segments: tuple[str, ...], query: dict[str, object]) -> str:
     return target_of_request(("v1", *segments), query)
-
-
-def _is_avoided(address: Address) -> bool:
-    failed_at = _failed_at.get(str(address))
-    return failed_at is not None and time.monotonic() - failed_at < AVOID_SECONDS
 
 
 def _why(error: Exception, seconds: float) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from penstock.errors import PenstockError
-from penstock.spark.api import Broker
+from penstock.spark.api import Broker, ask_all
 from penstock.spark.options import EARLIEST, LATEST, TIME_US_MAX, Bound, ReadOptions, WrongOption
 
 log = logging.getLogger("penstock.spark")
@@ -142,14 +142,14 @@ def _positions_at(
     broker: Broker, name: str, times: Bound, options: ReadOptions, extents: Mapping[str, Extent]
 ) -> Positions:
     """The first positions from certain times on, none behind what is there."""
-    if isinstance(times, int):
-        times = dict.fromkeys(extents, times)
-    else:
+    moments = dict.fromkeys(extents, times) if isinstance(times, int) else times
+    if not isinstance(times, int):
         _check_names(name, times, options, extents, "a time for every queue")
-    return {
-        queue: min(position_at(broker, options, queue, times[queue]), extent.end)
-        for queue, extent in extents.items()
-    }
+
+    def at_time(asked: Broker, queue: str) -> int:
+        return min(position_at(asked, options, queue, moments[queue]), extents[queue].end)
+
+    return dict(zip(extents, ask_all(broker, at_time, list(extents)), strict=True))
 
 
 def _positions(name: str, bound: Bound, options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:

@@ -22,6 +22,7 @@ import http.client
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition, Not
@@ -29,11 +30,12 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
 from penstock.spark import archive
-from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused
+from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused, ask_all
 from penstock.spark.cuts import cut
 from penstock.spark.files import Folder, NoFiles, folder_of
 from penstock.spark.files import batches as file_batches
 from penstock.spark.filters import Where, is_taken
+from penstock.spark.leaders import NOBODY, Leaders, leaders_of
 from penstock.spark.offsets import (
     Extent,
     counted,
@@ -70,6 +72,7 @@ class Piece(InputPartition):
 
     ranges: tuple[Range, ...] = ()
     plans: tuple[Plan, ...] = ()  # of each range, where NATS is read
+    leaders: Leaders = NOBODY  # where the broker is asked
     folder: Folder | None = None  # where the files are, if the task has them; the broker is asked otherwise
     archived: archive.Part | None = None  # instead of all that: from the table
     table: "Table | None" = None  # which also has what goes from the log after the plan
@@ -113,13 +116,17 @@ class Scan:
     def pieces(self, broker: Broker, ranges: Sequence[Range]) -> list[Piece]:
         """What each task is told, on the driver."""
         options = self._options
+        leaders = leaders_of(broker) if ranges and not options.is_direct else NOBODY
+        # What one of them leads is side by side, so that tasks have few to ask.
+        ranges = sorted(ranges, key=lambda whole: leaders.of(whole.queue))
         if options.view != "events":
             ranges = cut(broker, ranges, options.max_bytes_per_partition)
         tasks = split(ranges, options.min_partitions, options.max_bytes_per_partition)
-        if not self._options.is_direct:
-            folder = folder_of(broker, self._options) if tasks else None
-            return [Piece(task, folder=folder) for task in tasks]
-        return [Piece(task, tuple(self._plan(broker, part) for part in task)) for task in tasks]
+        if not options.is_direct:
+            folder = folder_of(broker, options) if tasks else None
+            return [Piece(task, folder=folder, leaders=leaders) for task in tasks]
+        plans = iter(ask_all(broker, self._plan, [part for task in tasks for part in task]))
+        return [Piece(task, tuple(islice(plans, len(task)))) for task in tasks]
 
     def pieces_of_both(
         self, broker: Broker, lake: archive.Archive, ranges: Sequence[Range], starts: Mapping[str, int]
@@ -162,6 +169,7 @@ class Scan:
         if piece.archived is not None and piece.table is not None:
             yield self._archived(piece.archived, piece.table)
         for number, part in enumerate(piece.ranges):
+            self._broker.prefer(piece.leaders.of(part.queue))
             if piece.plans:
                 yield self._direct(part, piece.plans[number])
             elif piece.folder is not None:

@@ -65,13 +65,14 @@ def test_the_rights_of_users_are_those_that_are_needed() -> None:
         for way, subjects in (("publish", front.publish), ("subscribe", front.subscribe))
         for subject, reason in subjects.items()
     ]
-    command = re.search(r"^    python -c '(.+)'$", PAGE, re.MULTILINE)
-    assert command is not None
-    done = subprocess.run([sys.executable, "-c", command[1]], capture_output=True, text=True, check=True)
-    assert (
-        done.stdout.strip()
-        == user_block("penstock", '"replace-this"', rights_of_front_end(LogNames(), 16)).strip()
-    )
+    printed = [
+        subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+        for command in re.findall(r"^    python -c '(.+)'$", PAGE, re.MULTILINE)
+    ]
+    assert [text.strip() for text in printed] == [
+        user_block("penstock", '"replace-this"', rights_of_front_end(LogNames(), 16)).strip(),
+        user_block("spark", '"replace-this-too"', rights_of_reader(LogNames(), 16)).strip(),
+    ]
     node = next(text for text in blocks("text") if text.startswith("server_name"))
     assert user_block("penstock", '"replace-this"', front) in node
     assert user_block("spark", '"replace-this-too"', reader) in node
