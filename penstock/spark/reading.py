@@ -313,6 +313,7 @@ def _batches(body: Body) -> Iterator["pa.RecordBatch"]:
         for batch in pa.ipc.open_stream(body):
             if batch.num_rows:
                 yield batch
+        body.read()  # Behind the end of the answer the connection can be used again.
     except (OSError, http.client.HTTPException, pa.ArrowException):
         # Arrow has words of its own for the end of a file that should not be there.
         if body.failure is not None:

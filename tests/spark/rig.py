@@ -186,6 +186,11 @@ class Cutter:
         for sock in self._open:
             sock.close()
 
+    @property
+    def connections(self) -> int:
+        """How many were made so far."""
+        return len(self._open) // 2
+
     def asked(self, path: str) -> list[dict[str, str]]:
         """The parameters of all requests so far to paths that end like that."""
         targets = re.findall(rb"(?:GET|PUT|POST|DELETE) (/\S*) HTTP/1.1\r\n", bytes(self._asked))

@@ -10,6 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock import connect
+from penstock.spark.options import BATCH, read_options
+from penstock.spark.reading import BatchReader
+from penstock.spark.source import schema_of
 from tests.http.api import Api
 from tests.server.harness import BrokerProcess, until
 from tests.spark.conftest import StartBroker
@@ -277,6 +280,19 @@ def test_tokens(spark: SparkSession, start_broker: StartBroker) -> None:
     assert "the option token says who you are" in said_by(lambda: reading.option("token", "wrong" * 4).load())
     reading = reading.option("token", token)
     until(lambda: reading.load().count() == 10, "the messages are synced")
+
+
+def test_a_task_of_many_queues_has_one_connection(broker: BrokerProcess) -> None:
+    names = [f"batch.many.{number}" for number in range(20)]
+    for queue in names:
+        send(broker, queue, values(5))
+    with Cutter(broker.ports["http"], []) as cutter:
+        said = {"url": f"http://127.0.0.1:{cutter.port}", "subscribe": ",".join(names), "engine": "http"}
+        reader = BatchReader(read_options(said, BATCH), schema_of("messages"))
+        (piece,) = reader.partitions()
+        planning = cutter.connections
+        assert sum(batch.num_rows for batch in reader.read(piece)) == 100
+        assert cutter.connections == planning + 1
 
 
 def test_a_connection_that_breaks_in_the_middle_loses_and_repeats_nothing(
