@@ -22,6 +22,7 @@ long, `Refused` where the broker has said no. `Interrupted` is for those who try
 import http.client
 import json
 import logging
+import math
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -87,6 +88,11 @@ class Interrupted(BrokerError):
     """The connection broke, or the broker cannot do it now. Worth another try."""
 
 
+class NoLeader(Interrupted):
+    """A front-end has answered; nobody leads a log of its cluster, or whoever does cannot be reached from it.
+    That passes."""
+
+
 class Unreachable(BrokerError):
     """Nobody has answered for as long as somebody was willing to wait."""
 
@@ -106,7 +112,8 @@ class RefusedForNow(Refused):
 
 
 class Patience:
-    """How long somebody goes on trying: pauses that grow, until nobody has answered for `seconds`."""
+    """How long somebody goes on trying: pauses that grow, until nobody has answered for `seconds`; or for
+    `contact_seconds`, unless it is for a leader that a cluster has no other soon."""
 
     def __init__(
         self,
@@ -114,9 +121,11 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         *,
+        contact_seconds: float = math.inf,
         advice: str = "Is the broker running, and is the option url right?",
     ) -> None:
         self._seconds = seconds
+        self._contact_seconds = contact_seconds
         self._advice = advice
         self._clock = clock
         self._sleep = sleep
@@ -134,26 +143,32 @@ class Patience:
         A no that may change is raised itself.
         """
         now = self._clock()
+        seconds = self._seconds if isinstance(error, NoLeader) else min(self._seconds, self._contact_seconds)
         if self._failing_since is None:
             self._failing_since = now
-            if self._seconds:  # Else nobody tries again.
-                log.warning("%s; trying again for up to %g s", error, self._seconds)
-        left = self._failing_since + self._seconds - now
+            if seconds:  # Else nobody tries again.
+                log.warning("%s; trying again for up to %g s", error, seconds)
+        left = self._failing_since + seconds - now
         if left <= 0 and isinstance(error, Refused):
             raise error
         if left <= 0:
-            raise Unreachable(f"{error}; tried for {self._seconds:g} s. {self._advice}") from None
+            raise Unreachable(f"{error}; tried for {seconds:g} s. {self._advice}") from None
         self._sleep(min(self._pause, left))
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
 
 
 class Broker:
     def __init__(
-        self, url: str, token: str | None = None, retry_seconds: float = RETRY_SECONDS_DEFAULT
+        self,
+        url: str,
+        token: str | None = None,
+        retry_seconds: float = RETRY_SECONDS_DEFAULT,
+        contact_seconds: float = math.inf,
     ) -> None:
         self.url = url
         self.token = token
         self.retry_seconds = retry_seconds
+        self.contact_seconds = contact_seconds
         self._target = parse_url(url, "http")
         self._is_several = len(self._target.addresses) > 1
         self._at = self._target.addresses[0]  # who is asked
@@ -161,11 +176,11 @@ class Broker:
         self._http = HttpConnection(PASS_SECONDS if self._is_several else CONNECT_SECONDS, ANSWER_SECONDS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Broker, (self.url, self.token, self.retry_seconds)
+        return Broker, (self.url, self.token, self.retry_seconds, self.contact_seconds)
 
     def in_haste(self) -> "Broker":
         """The same broker, for the first contact with it: gives up sooner."""
-        return Broker(self.url, self.token, min(self.retry_seconds, FIRST_CONTACT_SECONDS))
+        return Broker(self.url, self.token, self.retry_seconds, FIRST_CONTACT_SECONDS)
 
     def close(self) -> None:
         self._http.close()
@@ -211,7 +226,7 @@ class Broker:
         """The JSON of the answer (None where it has no body), however often it takes to get one."""
         target = _target(segments, query)
         seconds = PASS_ANSWER_SECONDS if self._is_several and method == "GET" else ANSWER_SECONDS
-        patience = Patience(self.retry_seconds)
+        patience = Patience(self.retry_seconds, contact_seconds=self.contact_seconds)
         while True:
             try:
                 with self._exchange(method, target, body, media, seconds) as response:
@@ -228,7 +243,10 @@ class Broker:
         """Of a cluster with several logs; what such an answer does not tell is not gone."""
         missing = answer.get("missing") if isinstance(answer, dict) else None
         if missing:
-            raise Interrupted(f"{self._where}: no answer from {', '.join(missing)}")
+            # Another one may reach whom this one does not.
+            _failed_at[self.at] = time.monotonic()
+            self.close()
+            raise NoLeader(f"{self._where}: no answer from {', '.join(missing)}")
 
     @contextmanager
     def stream(self, *segments: str, **query: object) -> "Iterator[Body]":
@@ -305,10 +323,11 @@ class Broker:
             return self._http
         raise Interrupted(f"no broker answers: {', '.join(whys)}")
 
-    def _rank(self, address: Address) -> tuple[bool, bool]:
-        failed_at = _failed_at.get(str(address))
-        is_avoided = failed_at is not None and time.monotonic() - failed_at < AVOID_SECONDS
-        return is_avoided, str(address) != self._preferred
+    def _rank(self, address: Address) -> tuple[float, bool]:
+        """Of those that are avoided, first the one that has had most time to get well."""
+        failed_at = _failed_at.get(str(address), -math.inf)
+        is_avoided = time.monotonic() - failed_at < AVOID_SECONDS
+        return failed_at if is_avoided else -math.inf, str(address) != self._preferred
 
     def _open(self, address: Address) -> None:
         self._at = address
@@ -317,11 +336,11 @@ class Broker:
     def _no(self, status: int, content: bytes) -> BrokerError:
         fields = self._json(status, content)
         detail = str(fields.get("detail", f"status {status}")) if isinstance(fields, dict) else ""
+        name = str(fields.get("type", "")).removeprefix(_URN) if isinstance(fields, dict) else ""
         if status in BUSY:
-            return Interrupted(f"{self._where}: {detail}")
+            return (NoLeader if name == "no-leader" else Interrupted)(f"{self._where}: {detail}")
         if status in (401, 403):
             detail += f"; the option token says who you are, or {TOKEN_VARIABLE} where the driver runs"
-        name = str(fields.get("type", "")).removeprefix(_URN) if isinstance(fields, dict) else ""
         kind = RefusedForNow if status in FULL else Refused
         return kind(f"{self._where}: {detail}", status, name, fields)
 

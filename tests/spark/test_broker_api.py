@@ -40,7 +40,7 @@ def test_nobody_there() -> None:
         Unreachable, match=r"http://127.0.0.1:9: no broker answers there \(Connection refused\)"
     ):
         Broker("http://127.0.0.1:9", retry_seconds=0.1).get("offsets")
-    assert Broker("http://127.0.0.1:9", retry_seconds=60).in_haste().retry_seconds == 5
+    assert Broker("http://127.0.0.1:9", retry_seconds=60).in_haste().contact_seconds == 5
 
 
 def test_a_broker_that_comes_back_is_asked_again(start_broker: StartBroker) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock.spark.api import Broker, Interrupted, Patience, Unreachable
+from penstock.spark.api import Broker, Interrupted, NoLeader, Patience, Unreachable
 from penstock.spark.offsets import (
     DataLost,
     Extent,
@@ -156,6 +156,12 @@ def test_patience_grows_its_pauses_and_ends() -> None:
     patience.succeeded()
     patience.failed(error)
     assert pauses[-1] == pytest.approx(0.1)
+    for answer, seconds in ((error, 3), (NoLeader("http://x: no answer from b"), 7)):
+        pauses.clear()
+        hasty = Patience(7, clock=lambda: now, sleep=sleep, contact_seconds=3)
+        with pytest.raises(Unreachable, match=f"tried for {seconds} s"):
+            _fail_again_and_again(hasty, answer)
+        assert sum(pauses) == pytest.approx(seconds)
 
 
 def _fail_again_and_again(patience: Patience, error: Interrupted) -> None:
