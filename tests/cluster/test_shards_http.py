@@ -408,7 +408,7 @@ def test_what_is_left_out_of_a_list_is_named(pair: Site) -> None:
 
     The last test here: it leaves one front-end.
     """
-    balanced(pair, "ab")
+    pair.balanced()
     queues = fill(pair, "whole")
     here, there = pair.fronts
     there.kill()
@@ -419,6 +419,6 @@ def test_what_is_left_out_of_a_list_is_named(pair: Site) -> None:
             return False
         is_whole = len(reply.json["queues"]) == SHARDS
         assert is_whole or reply.json["missing"], reply.json
-        return is_whole and set(leaders(here)) == {here.name}
+        return is_whole and set(pair.leaders(here)) == {here.name}
 
     until(are_led_here, "all logs to be led again", 60)

@@ -27,7 +27,7 @@ from penstock.spark.options import STREAM, read_options
 from penstock.spark.source import schema_of
 from penstock.spark.streaming import StreamReader
 from tests.cluster.processes import FrontEnd, Site, site
-from tests.cluster.test_shards import FLAGS, SHARDS, balanced, leaders, queues_of_all
+from tests.cluster.test_shards import SHARDS, queues_of_all
 from tests.cluster.test_shards_http import is_there
 from tests.http.api import Api
 from tests.http.morgue import path_of
@@ -59,11 +59,12 @@ def several(folder: Path, fronts: int, *flags: str) -> Iterator[Site]:
         folder,
         nodes=1,
         fronts=fronts,
-        flags=(*FLAGS, "--cluster-credentials", str(folder / "front.user"), *flags),
+        shards=SHARDS,
+        flags=("--cluster-credentials", str(folder / "front.user"), *flags),
         settings=f"authorization {{\n  users: [\n{users}  ]\n}}\n",
     ) as running:
         try:
-            balanced(running, "ab"[:fronts])
+            running.balanced()
             yield running
         finally:
             close_links()
@@ -144,7 +145,7 @@ def test_each_task_asks_the_leader_of_its_queue(brokers: Site) -> None:
         url = urls(free_port(), first.port, second.port)
         query = Query(here, brokers.nodes, ",".join(names), url=url, engine="http")
         assert Counter(query.values()) == Counter(values(10) * SHARDS)
-        for queue, leader in zip(names, leaders(here), strict=True):
+        for queue, leader in zip(names, brokers.leaders(here), strict=True):
             asked = [len(way.asked(f"/{queue}/log")) for way in (first, second)]
             assert asked == ([1, 0] if leader == here.name else [0, 1])
         assert len(first.asked("/cuts")) == 1
@@ -246,4 +247,4 @@ def test_streams_go_on_when_a_front_end_dies(spark: SparkSession, brokers: Site,
             gathering.all()
             for queue in names:
                 assert gathering.of(queue) == Counter(values(3500))
-    assert set(leaders(here)) == {here.name}
+    assert set(brokers.leaders(here)) == {here.name}

@@ -118,6 +118,9 @@ class Gate:
             if leads is not (patience.when() is None) and not patience.expired():
                 patience.reschedule(None if leads else late)
 
+    async def stop(self) -> None:
+        await self.logs.doubts.stop()
+
     @contextlib.asynccontextmanager
     async def _asking(self, leader: str, method: str, shard: int | None = None) -> AsyncIterator[None]:
         """While another front-end is asked about a log that it leads, or about all that it leads."""

@@ -102,6 +102,6 @@ class Shards:
         if self._changing is not None:
             self._changing.cancel()
             await asyncio.gather(self._changing, return_exceptions=True)
-        await self._gate.logs.doubts.stop()
+        await self._gate.stop()
         for shard, (site, _, _) in self._there.items():
             await self._close(shard, site)

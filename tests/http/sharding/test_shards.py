@@ -8,11 +8,15 @@ from penstock.http.sharding.shards import Opened, Shards
 from tests.http.sharding.test_others import WAIT_SECONDS, running
 
 
+async def nothing() -> None:
+    pass
+
+
 class Noted(Shards):
     """Its applications do nothing."""
 
     def __init__(self, sharding: dict[str, Any]) -> None:
-        base: Any = SimpleNamespace(set_shards=lambda sharding, apps: None)
+        base: Any = SimpleNamespace(set_shards=lambda sharding, apps, sites: None, stop=nothing)
         super().__init__(base, {"sharding": sharding}, base, base, lambda: ())
         self.said: list[tuple[str, int, int]] = []
         self.has_changed = asyncio.Event()
