@@ -325,19 +325,20 @@ class Doubts:
         seen = [(shard, key, attempt) for key, attempt in told["prepared"]]
         seen += [(shard, key, "") for key in told["unfinished"]]
         others = {it: since for it, since in self._since.items() if it[0] != shard}
-        self._since = others | {it: self._since.get(it, now) for it in seen}
+        since = {it: self._since.get(it, now) for it in seen}
+        self._since = others | since
         self._told &= self._since.keys()
         if not seen:
             self._shards.discard(shard)
         failed: PenstockError | None = None
         for it in seen:
-            if now - self._since[it] < after_seconds:
+            if now - since[it] < after_seconds:
                 continue
             try:
                 await self._end(*it)
             except PenstockError as error:
                 failed = error
-                if now - self._since[it] > LONG_SECONDS and it not in self._told:
+                if now - since[it] > LONG_SECONDS and it not in self._told:
                     self._told.add(it)
                     name = shown(it[1].removeprefix(KIND))
                     log.warning("transaction %r is in doubt in log %d: %s", name, shard, error)
