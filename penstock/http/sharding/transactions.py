@@ -175,9 +175,10 @@ class ShardedStages:
                 for attempt in its["prepared"]:
                     await end_doubt(self._logs, shard, its_key, attempt)
             _all(await self._every("abort", {"key": its_key}))
+            # Another one may have begun since, and have been decided before its log was told.
+            return (await self._one(home, "transaction", {"key": its_key}))["stored"] is not None
         except CallRefused as refusal:
             raise as_told(key, refusal) from None
-        return False
 
     async def standing(self, key: str) -> tuple[list[Fields] | None, list[Fields]]:
         """As `Stages.standing`."""
