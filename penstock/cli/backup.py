@@ -2,7 +2,9 @@
 them.
 
 Over HTTP and not from the data folder, so that it works from another machine, is for administrators alone,
-and stands in the audit. What a backup is made of, and when it is one, is said in `penstock/log/backup/`.
+and stands in the audit. Any front-end of a cluster has all of its logs: it asks the others. Where one is led
+elsewhere all of a sudden, it is gone on with there; where nobody leads it, somebody is waited for. What a
+backup is made of, and when it is one, is said in `penstock/log/backup/`.
 
 Exit 0: there is a backup; 1: there is none, or parts of the log were damaged where the broker has it, which
 are named, and in the backup as they are.
@@ -15,7 +17,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 
-from penstock.cli.admin import Admin, add_admin, at_least, say_objects
+from penstock.cli.admin import Admin, Unreachable, add_admin, at_least, say_objects
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import progress, warn
 from penstock.client.errors import Refused
@@ -29,6 +31,12 @@ from penstock.log.errors import LogInUse
 
 HELP = "copy the log of a running broker into a folder, only what is new since the last time"
 CHUNK_BYTES = 1 << 20
+LEADER_SECONDS = 30.0
+"""So long it is waited for somebody to lead a log."""
+
+RETRY_SECONDS = 0.5
+BREAKS_MAX = 10
+"""So many answers may break off before their end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,18 +60,19 @@ def run(args: argparse.Namespace) -> int:
         told_progress() as tell,
     ):
         warn("; ".join(store.unreadable) or None)
-        logs = {it.log for it in store.backups}
+        others = {it.numbers: it.whose for it in store.backups}
         backup, copied_files, copied_bytes = take(store, _Broker(admin), tell)
         dropped = store.prune(args.keep)
-    if logs and backup.log not in logs:
+    if others and backup.numbers not in others:
         warn(
-            f"{args.folder}: the backups before this one are of another log, {' and '.join(sorted(logs))}: "
+            f"{args.folder}: the backups before this one are of another log, "
+            f"{' and '.join(sorted(others.values())).replace('log ', '')}: "
             f"as it was before a restore, or another broker's, which should have a folder of its own"
         )
     if args.json:
-        facts = {"backup": backup.name, "log": backup.log, "files": len(backup.files), "bytes": backup.bytes}
-        facts |= {"copied_files": copied_files, "copied_bytes": copied_bytes, "dropped": dropped}
-        say_objects([{**facts, "defects": backup.defects}])
+        facts = {"files": len(backup.files), "bytes": backup.bytes, "dropped": dropped}
+        facts |= {"copied_files": copied_files, "copied_bytes": copied_bytes}
+        say_objects([{"backup": backup.name, "logs": backup.numbers, **facts, "defects": backup.defects}])
     else:
         for defect in backup.defects:
             print(f"DEFECT {defect}")
@@ -80,21 +89,46 @@ class _Broker:
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
+        self._breaks_left = BREAKS_MAX
 
-    def listing(self) -> Listing:
-        answer = self._admin.get("backup")
-        files = [Listed(**it) for it in answer["files"]]
-        return Listing(answer["log"], answer["time_us"], answer["end"], files)
+    def listings(self) -> list[Listing]:
+        first, shards = self._listing(0)
+        return [first, *(self._listing(shard)[0] for shard in range(1, shards))]
 
-    def read(self, file: Listed) -> Generator[bytes, None, None]:
+    def _listing(self, shard: int) -> tuple[Listing, int]:
+        """That of one log, and how many there are."""
+        until = time.monotonic() + LEADER_SECONDS
+        while True:
+            try:
+                answer = self._admin.get("backup", shard=shard or None)
+                break
+            except Refused as error:
+                if error.name != "no-leader":
+                    raise
+                if time.monotonic() > until:
+                    raise BackupError(
+                        f"nobody has led shard {shard} for {LEADER_SECONDS:.0f} s ({error.detail}): no "
+                        f"backup was made; what is copied already, the next call uses"
+                    ) from None
+            time.sleep(RETRY_SECONDS)
+        fields = {name: answer[name] for name in Listing._fields}
+        return Listing(**{**fields, "files": [Listed(**it) for it in answer["files"]]}), answer["shards"]
+
+    def read(self, listing: Listing, file: Listed) -> Generator[bytes, None, None]:
+        query = {"bytes": file.bytes, "opening": listing.opening, "shard": listing.shard or None}
         try:
-            with self._admin.stream("backup", file.name, bytes=file.bytes) as response:
+            with self._admin.stream("backup", file.name, **query) as response:
                 while chunk := response.read(CHUNK_BYTES):
                     yield chunk
         except Refused as error:
-            if error.name != "file-not-found":
+            if error.name not in ("file-not-found", "no-leader"):
                 raise
             raise FileNotFoundError(file.name) from None
+        except Unreachable:
+            self._breaks_left -= 1
+            if self._breaks_left <= 0:
+                raise
+            raise FileNotFoundError(file.name) from None  # The next list tells whether anybody is there.
 
 
 @contextlib.contextmanager

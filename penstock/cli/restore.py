@@ -1,4 +1,4 @@
-"""`penstock restore DIR [DATA]`: a data folder, or the stream of a cluster, from what `penstock backup` has
+"""`penstock restore DIR [DATA]`: a data folder, or the streams of a cluster, from what `penstock backup` has
 kept.
 
 What is restored, and what it means that the result is another log, is said in
@@ -12,7 +12,7 @@ import argparse
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.cli.admin import say_objects
 from penstock.cli.backup import made_folder, told_disk, told_progress
@@ -21,8 +21,8 @@ from penstock.cli.messaging import warn
 from penstock.common import units
 from penstock.common.given import SettingsError
 from penstock.errors import Misuse
-from penstock.log.backup.restoring import fill, finish, plan
-from penstock.log.backup.store import Backup, Store, digest
+from penstock.log.backup.restoring import Plan, Tell, begin, fill, finish, meant, plan
+from penstock.log.backup.store import Backup, BackupError, Store, digest
 from penstock.log.disk import RealDisk
 from penstock.log.inspect import inspect_log
 from penstock.log.jetstream.disk import StreamDisk
@@ -84,43 +84,77 @@ def _run(args: argparse.Namespace) -> int:
     warn("; ".join(store.unreadable) or None)
     now_us = time.time_ns() // 1000
     try:
-        wanted = plan(store, None if args.at is None else moment_us(args.at, now_us), args.log)
+        at_us = None if args.at is None else moment_us(args.at, now_us)
         settings = load(args, os.environ)
     except (NoMoment, SettingsError) as error:
         raise Misuse(str(error)) from None
-    with told_disk(settings.data), _target(settings) as disk:
+    shards = len(meant(store, at_us, args.log)[-1].logs)
+    plans = [_planned(store, at_us, args.log, shard, shards) for shard in range(shards)]
+    size = sum(count for it in plans for _, count in it.files)
+    queues: dict[str, int] = {}
+    defects: list[str] = []
+    with told_disk(settings.data), _target(settings, plans) as left:
         with told_progress() as tell:
-            fill(store, wanted, disk, now_us, tell)
-            report = inspect_log(disk.path, tell)
-        finish(disk)
-        with LogReader(disk.path) as reader:
-            queues = {name: queue.offset_end for name, queue in reader.queues().items()}
-    size = sum(count for _, count in wanted.files)
+            done = 0
+            for wanted, disk in left:
+                at = _from(tell, done, size)
+                fill(store, wanted, disk, now_us, at)
+                where = "" if shards == 1 else f"{disk.path}: "
+                defects += [f"{it.kind}: {where}{it.text}" for it in inspect_log(disk.path, at).defects]
+                done += sum(count for _, count in wanted.files)
+        for _, disk in left:
+            finish(disk)
+        for _, disk in left:
+            with LogReader(disk.path) as reader:
+                queues |= {name: queue.offset_end for name, queue in reader.queues().items()}
+    files = sum(len(it.files) for it in plans)
     if args.json:
-        facts = {"data": settings.data, "cut": wanted.cut, "files": len(wanted.files), "bytes": size}
-        say_objects([{**facts, "queues": queues, "defects": [str(it.text) for it in report.defects]}])
+        facts = {"data": settings.data, "cuts": [it.cut for it in plans], "files": files, "bytes": size}
+        say_objects([{**facts, "queues": queues, "defects": defects}])
     else:
-        for finding in report.defects:
-            print(f"DEFECT {finding.kind}: {finding.text}")
+        for text in defects:
+            print(f"DEFECT {text}")
+        where = f"up to log position {plans[0].cut}" if shards == 1 else f"in {shards} logs"
         print(
-            f"{settings.data}: {units.size(size)}, {units.counted(len(queues), 'queue')}, up to log position "
-            f"{wanted.cut}; `penstock serve` can be started on it"
+            f"{settings.data}: {units.size(size)}, {units.counted(len(queues), 'queue')}, {where}; "
+            f"`penstock serve` can be started on it"
         )
-    return EXIT_FAILURE if report.defects else 0
+    return EXIT_FAILURE if defects else 0
+
+
+def _planned(store: Store, at_us: int | None, log: str | None, shard: int, shards: int) -> Plan:
+    try:
+        return plan(store, at_us, log, shard)
+    except BackupError as error:
+        if shards == 1:
+            raise
+        raise BackupError(f"shard {shard}: {error}") from None
+
+
+def _from(tell: Tell, before: int, whole: int) -> Tell:
+    """For one log of several."""
+    return lambda done, _: tell(before + done, whole)
 
 
 @contextlib.contextmanager
-def _target(settings: Settings) -> Iterator[RealDisk | StreamDisk]:
+def _target(
+    settings: Settings, plans: Sequence[Plan]
+) -> Iterator[Sequence[tuple[Plan, RealDisk | StreamDisk]]]:
     if not isinstance(settings.engine, str):
-        from penstock.cluster.restoring import restored_stream
+        from penstock.cluster.restoring import restored_streams
 
-        with restored_stream(settings) as stream:
-            yield stream
+        with restored_streams(settings, plans) as left:
+            yield left
         return
+    if len(plans) > 1:
+        raise Misuse(
+            f"this is a backup of a cluster with {len(plans)} logs (cluster.shards), and a data folder has "
+            f"one: say --engine nats://… and --config, of a new cluster"
+        )
     disk = made_folder(settings.data)
     disk.lock()
     try:
-        yield disk
+        yield begin([(plans[0], disk)])
     finally:
         disk.unlock()
 
@@ -133,11 +167,11 @@ def _show(store: Store, args: argparse.Namespace) -> int:
         found = _damaged(store, backup, checked) if args.check else []
         wrong += found
         time_text = f"{datetime_of(backup.time_us):%Y-%m-%dT%H:%M:%S.%fZ}"
-        facts = {"backup": backup.name, "time": time_text, "log": backup.log, "bytes": backup.bytes}
+        facts = {"backup": backup.name, "time": time_text, "logs": backup.numbers, "bytes": backup.bytes}
         if args.json:
             say_objects([{**facts, "defects": [*backup.defects, *found]}])
         else:
-            print(f"{time_text}  {units.size(backup.bytes):>10}  of log {backup.log}, by {backup.version}")
+            print(f"{time_text}  {units.size(backup.bytes):>10}  of {backup.whose}, by {backup.version}")
     for text in wrong if not args.json else store.unreadable:
         print(f"DEFECT {text}")
     return EXIT_FAILURE if wrong else 0

@@ -90,6 +90,7 @@ class HttpLine:
                     media = response.headers.get("Content-Type", "")
                     answer_of(request, response.status, media, response.read())
                 yield response
+                self._plan.ended()  # by us: the next one need not pause
             finally:
                 self._drop("")
 

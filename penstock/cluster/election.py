@@ -365,7 +365,7 @@ async def shards_of(register: Register, names: LogNames, wanted: int) -> int:
         if (found := await shards_found(register, names)) is not None:
             return found
         last = int((await register.stream(stream))["state"]["last_seq"])
-        if await _has_one_log(register, names):
+        if await has_one_log(register, names):
             wanted = 1
         elif last and (last != seq_last or attempt < 2):
             seq_last = last
@@ -392,7 +392,8 @@ async def shards_found(register: Register, names: LogNames) -> int | None:
     return _shards_said(found) if found is not None else None
 
 
-async def _has_one_log(register: Register, names: LogNames) -> bool:
+async def has_one_log(register: Register, names: LogNames) -> bool:
+    """Whether there is a log with no shard in its name."""
     try:
         await register.stream(names.stream)
     except JetStreamError as error:

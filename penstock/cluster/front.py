@@ -130,10 +130,7 @@ class Front(Backend):
         self.shard_count = len(names)
         self.lines.has_several = self.shard_count > 1
         self.router = Router([], self.server.arrival_us, self.server.want_turn, self.fail)
-        folders = [self.folder]
-        if len(names) > 1:
-            folders = [os.path.join(self.folder, f"shard-{shard:02d}") for shard in range(len(names))]
-        self.shards = [Shard(self, *it) for it in zip(range(len(names)), names, folders, strict=True)]
+        self.shards = [Shard(self, number, it, it.folder(self.folder)) for number, it in enumerate(names)]
         self.router.homes = [shard.home for shard in self.shards]
         self.moved()
 
@@ -251,8 +248,7 @@ class Front(Backend):
     async def _find_shards(self) -> None:
         """How many logs the cluster has, and their streams, made now where it is new."""
         wanted, replicas, names = self._cluster.shards, self._cluster.replicas, self._names
-        shared = [names.state_settings(replicas), names.key_settings(replicas)]
-        await self.asked(make_missing(self.nats, shared))
+        await self.asked(make_missing(self.nats, names.cluster_settings(replicas)))
         self._can_have(wanted or 1)  # before it is made so
         count = await self.asked(shards_of(self.nats.api, names, wanted or 1))
         if wanted is not None and wanted != count:

@@ -118,6 +118,11 @@ class ReadView:
                 runs.append((span.first_offset, span.end_offset, opening))
         return runs
 
+    @property
+    def opening(self) -> int:
+        """The latest one; 0 where nobody can tell."""
+        return (self._opening(self.segments[-1]) if self.segments else None) or 0
+
     def _opening(self, segment: Segment) -> int | None:
         """Which opening of the log a segment is from; None where no header in it is readable."""
         opening = self._openings.get(segment.base)

@@ -133,6 +133,11 @@ class LogReader:
         """The log's own number: what all ids in it begin with."""
         return f"{self._view.log:06x}"
 
+    @property
+    def opening(self) -> int:
+        """Which opening of the log it is in; 0 where nobody can tell."""
+        return self._view.opening
+
     def openings(self, queue: str) -> list[tuple[int, int, int]]:
         """Which opening of the log the messages came in, as far as they are in the log.
 

@@ -12,8 +12,6 @@ import pytest
 
 from penstock.client import connect
 from penstock.cluster.checks import check_servers
-from penstock.cluster.restoring import restored_stream
-from penstock.common.given import SettingsError
 from penstock.log.jetstream.names import LogNames
 from penstock.model.shards import shard_of
 from penstock.server.settings_read import add_arguments, load
@@ -104,15 +102,6 @@ def test_the_checks_go_by_the_shards_that_there_are(pair: Site) -> None:
     found = {it.name for it in asyncio.run(check_servers(settings))}
     assert {f"stream {names.stream}" for names in LogNames().of_shards(SHARDS)} < found
     assert f"stream {LogNames().stream}" not in found
-
-
-def test_a_backup_is_not_restored_into_a_cluster_with_several_logs(pair: Site, tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    flags = ["--engine", ",".join(pair.nodes.urls), "--data", str(tmp_path), "--cluster-replicas", "1"]
-    settings = load(parser.parse_args(flags), {})
-    with pytest.raises(SettingsError, match=f"has {SHARDS} logs"), restored_stream(settings):
-        pass
 
 
 def test_an_archive_is_of_a_cluster_with_one_log(pair: Site, tmp_path: Path) -> None:

@@ -338,8 +338,9 @@ def test_what_is_about_a_front_end_is_said_by_each(pair: Site) -> None:
         assert "penstock_sync_seconds_count" in names
         for path in ("/v1/health", "/v1/marks", "/v1/samples", "/v1/audit", "/openapi.json"):
             assert ask(front, "GET", path).status == 200, path
-        for path in ("/v1/backup", "/v1/folder"):
-            assert ask(front, "GET", path).status == 404, path
+        assert ask(front, "GET", "/v1/folder").status == 404
+        for path in (f"/v1/backup?shard={SHARDS}", "/v1/backup?shard=x"):
+            assert ask(front, "GET", path).status == 400, path
         assert ask(front, "GET", "/v1/nothing").status == 404
         assert ask(front, "POST", "/v1/cuts", b"nonsense").status == 400
 

@@ -13,7 +13,7 @@ from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.stream_log import make_streams
+from penstock.log.jetstream.stream_log import make_missing
 from penstock.log.reader import LogReader
 from tests.cluster.processes import FrontEnd, Site
 from tests.cluster.processes import site as site_of
@@ -140,7 +140,7 @@ def put_into_stream(site: Site, data: Path) -> None:
     """The log of a folder as that of the cluster."""
     names = LogNames()
     nats = LinkThread.open(map(parse_server, site.nodes.urls))
-    nats.ask(make_streams(nats, names, 1))
+    nats.ask(make_missing(nats, names.all_settings(1)))
     appender = Appender(nats, names, 7, 0)
     with LogReader(str(data)) as reader:
         end = reader.position  # behind it there is room that was set aside

@@ -1,9 +1,11 @@
 """`penstock backup` of a broker at work, `penstock restore`, and what a broker makes of the result."""
 
+import argparse
 import errno
 import json
 import os
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.admin import Admin
 from penstock.cli.main import main
 from penstock.log.disk import RESTORING, RealFile
 from tests.http.api import Api
@@ -159,10 +162,31 @@ def test_who_may_and_that_it_is_written_down(start_broker: StartBroker, tmp_path
         # It ends where the file does, whatever is asked for.
         file = max(api.get("/v1/backup")["files"], key=lambda it: it["bytes"])
         assert len(api.ask("GET", f"/v1/backup/{file['name']}", bytes=1 << 50).body) >= file["bytes"]
+        # Files are those of one opening of a log, and of a log that there is.
+        opening = api.get("/v1/backup")["opening"]
+        for number, status in ((opening, 200), (opening + 1, 404)):
+            assert api.ask("GET", f"/v1/backup/{name}", bytes=1, opening=number).status == status
+        for path in ("/v1/backup", f"/v1/backup/{name}"):
+            assert api.ask("GET", path, bytes=1, shard=1).problem == "bad-request"
         for other in ("lock", "watermark", "..%2Flock", "audit.jsonl"):
             assert api.ask("GET", f"/v1/backup/{other}", bytes=1).problem == "bad-request"
     assert os.stat(tmp_path / "b").st_mode & 0o077 == 0
     assert all(os.stat(it).st_mode & 0o077 == 0 for it in (tmp_path / "b").iterdir())
+
+
+def test_nobody_pauses_between_two_files(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        api.send("q", b"one")
+        (file, *_) = api.get("/v1/backup")["files"]
+    args = argparse.Namespace(
+        url=url(broker), via=None, vias=("http",), token=None, token_file=None, cafile=None
+    )
+    with Admin(args) as admin:
+        for _ in range(3):
+            with admin.stream("backup", file["name"], bytes=file["bytes"]) as response:
+                assert len(response.read()) == file["bytes"]
+            assert admin._line._plan.search(time.monotonic()).pause == 0
 
 
 def test_a_restore_that_was_cut_is_refused_by_serve_and_goes_on(

@@ -226,11 +226,11 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def listing(self) -> Listing:
+    def listings(self) -> list[Listing]:
         with LogReader(str(self._path)) as reader:
-            return Listing(reader.log, now_us(), *list_files(str(self._path)))
+            return [Listing(reader.log, now_us(), *list_files(str(self._path)))]
 
-    def read(self, file: Listed) -> Generator[bytes, None, None]:
+    def read(self, listing: Listing, file: Listed) -> Generator[bytes, None, None]:
         yield (self._path / file.name).read_bytes()[: file.bytes]
 
 

@@ -18,7 +18,7 @@ import pytest
 from penstock.log.backup import restoring
 from penstock.log.backup import store as store_module
 from penstock.log.backup.listing import Listed, Listing, list_files
-from penstock.log.backup.restoring import fill, finish, plan
+from penstock.log.backup.restoring import begin, fill, finish, plan
 from penstock.log.backup.store import BackupError, Store, digest, put_file
 from penstock.log.backup.taking import Taken, take
 from penstock.log.compare import differences
@@ -59,7 +59,10 @@ class Source:
         with LogReader(path) as reader:
             return Listing(reader.log, self.worker.now_us, end, files)
 
-    def read(self, file: Listed) -> Generator[bytes, None, None]:
+    def listings(self) -> list[Listing]:
+        return [self.listing()]
+
+    def read(self, listing: Listing, file: Listed) -> Generator[bytes, None, None]:
         try:
             content = (self.worker.folder / file.name).read_bytes()
         except FileNotFoundError:
@@ -71,13 +74,13 @@ class Source:
 class Busy(Source):
     """One that goes on with its work while it is copied."""
 
-    def read(self, file: Listed) -> Generator[bytes, None, None]:
+    def read(self, listing: Listing, file: Listed) -> Generator[bytes, None, None]:
         for _ in range(3):
             self.worker.turn()
         self.worker.settle_down()
         self.worker.engine.trim(self.worker.now_us)
         self.worker.engine.wait()
-        yield from super().read(file)
+        yield from super().read(listing, file)
 
 
 def content_of(folder: Path) -> dict[tuple[str, int], bytes]:
@@ -272,7 +275,7 @@ def test_of_a_log_at_work_it_is_what_a_power_cut_would_have_left(tmp_path: Path,
     sent = content_of(worker.folder)
     worker.engine.abandon()
     assert source.between
-    assert first.backup.end >= position
+    assert first.backup.logs[0].end >= position
     folder = restored(store, tmp_path / "r")
     assert inspect_log(str(folder)).defects == []
     found, _ = replayed(str(folder))
@@ -351,10 +354,11 @@ def test_what_a_cut_run_has_copied_is_checked_before_it_is_used(tmp_path: Path) 
         worker.turn()
     worker.settle_down()
     source, store = Source(worker), Store(SimDisk())
-    file = next(it for it in source.listing().files if it.name.endswith(".seg"))
-    content = bytearray(b"".join(source.read(file)))
+    listing = source.listing()
+    file = next(it for it in listing.files if it.name.endswith(".seg"))
+    content = bytearray(b"".join(source.read(listing, file)))
     content[200] ^= 1
-    store.put(source.listing().log, file, [bytes(content)])
+    store.put(listing.log, file, [bytes(content)])
     taken = take(store, source)
     assert taken.backup.defects == ()
     assert taken.copied_files == len(taken.backup.files)
@@ -364,17 +368,59 @@ def test_what_a_cut_run_has_copied_is_checked_before_it_is_used(tmp_path: Path) 
     gone = [source.listing().files[-1].name]
 
     class Going(Source):
-        def read(self, file: Listed) -> Generator[bytes, None, None]:
+        def read(self, listing: Listing, file: Listed) -> Generator[bytes, None, None]:
             if file.name in gone:
                 gone.remove(file.name)
                 raise FileNotFoundError(file.name)
-            yield from super().read(file)
+            yield from super().read(listing, file)
 
     worker.now_us += 1
     again = take(Store(SimDisk()), Going(worker))
     worker.engine.abandon()
     assert not gone
     assert [it.split(":")[0] for it in again.backup.defects] == [file.name]
+
+
+def test_a_backup_of_several_logs(tmp_path: Path) -> None:
+    """It has all of them, and is known by all of them; each comes back as it was at that time."""
+    workers = [Worker(tmp_path / f"{seed}", seed) for seed in (3, 4, 5)]
+
+    class Several(Source):
+        def listings(self) -> list[Listing]:
+            return [Source(worker).listing()._replace(shard=shard) for shard, worker in enumerate(workers)]
+
+        def read(self, listing: Listing, file: Listed) -> Generator[bytes, None, None]:
+            yield from Source(workers[listing.shard]).read(listing, file)
+
+    disk = SimDisk()
+    for turn in range(2):
+        for shard, worker in enumerate(workers):
+            worker.now_us = 2_000_000_000_000_000 + 1_000_000 * turn + shard
+            for _ in range(20):
+                worker.turn()
+            worker.settle_down()
+            worker.now_us = 2_000_000_000_500_000 + 1_000_000 * turn + shard
+        take(Store(disk), Several(workers[0]))
+    store = Store(disk)
+    first, last = store.backups
+    assert first.numbers == last.numbers
+    assert len(set(first.numbers)) == 3
+    assert first.time_us == 2_000_000_000_500_002
+    for backup, at_us in ((first, first.time_us), (last, None), (last, last.time_us)):
+        for shard, log in enumerate(backup.logs):
+            wanted = plan(store, at_us, None, shard)
+            assert wanted.cut == log.end
+            assert {it for it, _ in wanted.files} <= set(log.files)
+    between = [plan(store, last.time_us - 500_001, log, 1).cut for log in first.numbers]
+    assert first.logs[1].end <= between[0] <= last.logs[1].end
+    assert len(set(between)) == 1
+    # One of them alone, as a broker has it, is another log.
+    workers[0].now_us += 1_000_000
+    take(Store(disk), Source(workers[0]))
+    assert len(plan(Store(disk)).files) == len(Store(disk).backups[-1].files)
+    assert plan(Store(disk), None, first.numbers[1], 1) == plan(store, None, None, 1)
+    for worker in workers:
+        worker.engine.abandon()
 
 
 def test_backups_of_two_logs_in_one_folder(tmp_path: Path) -> None:
@@ -393,11 +439,13 @@ def test_backups_of_two_logs_in_one_folder(tmp_path: Path) -> None:
     store = Store(disk)
     for backup in store.backups:
         named = {it for it, _ in plan(store, backup.time_us).files}
-        assert named <= {it for other in store.backups if other.log == backup.log for it in other.files}
+        assert named <= {
+            it for other in store.backups if other.numbers == backup.numbers for it in other.files
+        }
     one, other = store.backups[1:3]
-    with pytest.raises(BackupError, match=f"--log {other.log} or {one.log}"):
+    with pytest.raises(BackupError, match=f"--log {other.numbers[0]} or {one.numbers[0]}"):
         plan(store, other.time_us - 1)
-    for log in (one.log, other.log):
+    for log in (*one.numbers, *other.numbers):
         assert {it.log for it, _ in plan(store, other.time_us - 1, log).files} == {log}
         assert {it.log for it, _ in plan(store, None, log).files} == {log}
     with pytest.raises(BackupError, match="no backup of log 'nobody'"):
@@ -454,9 +502,9 @@ def test_a_damaged_backup_is_none_and_nothing_is_thrown_away_for_it(kept: SimDis
 def test_a_newer_format_is_refused(kept: SimDisk) -> None:
     name = Store(kept).backups[0].name
     files = kept.files()
-    text = files[name].partition(b"\n")[2].replace(b'"format": 1', b'"format": 2')
-    files[name] = f"penstock backup 2 {digest([text])}\n".encode() + text
-    with pytest.raises(BackupError, match="format 2, of a newer version"):
+    text = files[name].partition(b"\n")[2].replace(b'"format": 1', b'"format": 3')
+    files[name] = f"penstock backup 3 {digest([text])}\n".encode() + text
+    with pytest.raises(BackupError, match="format 3, of a newer version"):
         Store(SimDisk(files))
 
 
@@ -513,7 +561,7 @@ def cut_backups(tmp_path: Path, rng: random.Random) -> tuple[int, int]:
             for file in backup.files:
                 assert digest(store.read(file.stored)) == file.sha256, (step, file)
         assert store.backups
-        newest = store.backups[-1].end == list_files(str(worker.folder))[0]
+        newest = store.backups[-1].logs[0].end == list_files(str(worker.folder))[0]
         there, missing = there + newest, missing + (not newest)
         if taken is not None:
             assert newest
@@ -599,6 +647,35 @@ def test_a_restore_that_is_cut_is_refused_and_goes_on(kept: SimDisk) -> None:
     for seed in range(5):
         refused, _ = cut_restores(kept, random.Random(seed))
         assert refused > 10
+
+
+def test_a_restore_of_several_logs_that_is_cut_goes_on(kept: SimDisk) -> None:
+    """None is a log before all are marked, and none is touched again that is one: somebody may lead it."""
+    store = Store(kept)
+    for done in range(3):
+        disks = [SimDisk() for _ in range(3)]
+        wanted = [(plan(store), disk) for disk in disks]
+        assert begin(wanted) == wanted
+        for it, disk in wanted:
+            assert RESTORING in disk.names()
+            fill(store, it, disk, 1)
+        for disk in disks[:done]:
+            finish(disk)
+            open_sim(disk).abandon()
+        led = [disk.files() for disk in disks[:done]]
+        assert begin(wanted) == wanted[done:]
+        for it, disk in wanted[done:]:
+            fill(store, it, disk, 1)
+            finish(disk)
+        assert [disk.files() for disk in disks[:done]] == led
+        for disk in disks:
+            check_whole(disk, store)
+        with pytest.raises(BackupError, match="is not empty"):
+            begin(wanted)
+    # Marked are not all: nobody has finished any.
+    disks = [SimDisk({"00000000000000000000.seg": b"precious"}), SimDisk(), SimDisk()]
+    with pytest.raises(BackupError, match="is not empty"):
+        begin([(plan(store), disk) for disk in disks])
 
 
 def test_the_canary_of_restores(kept: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:

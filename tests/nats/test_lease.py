@@ -18,7 +18,7 @@ from penstock.log.jetstream.errors import NO_RESPONDERS, Failure, JetStreamError
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.stream_log import make_streams
+from penstock.log.jetstream.stream_log import make_missing
 
 Join = Callable[..., "Broker"]
 
@@ -191,7 +191,7 @@ def test_a_cluster_is_made_also_where_nobody_listens_for_a_moment(node: Cluster)
 def test_a_cluster_of_an_earlier_version_has_one_shard(node: Cluster) -> None:
     names = LogNames(f"lease-{secrets.token_hex(4)}")
     with contextlib.closing(LinkThread.open([parse_server(node.nodes[0].url)])) as nats:
-        nats.ask(make_streams(nats, names, 1))
+        nats.ask(make_missing(nats, names.all_settings(1)))
         before = b'{"leader": "old", "term": 7, "relay": "h:1", "version": "0.1.0"}'
         nats.ask(nats.api.put(names.state("lease"), before))
         assert nats.ask(shards_of(nats.api, names, 16)) == 1
@@ -206,7 +206,7 @@ def test_a_leader_whose_cluster_falls_silent_is_unsure_and_leads_on_afterwards(
     cluster = start(1)
     names = LogNames("silent")
     nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
-    nats.ask(make_streams(nats, names, 1))
+    nats.ask(make_missing(nats, names.all_settings(1)))
     nats.close()
     ann, bob = Broker(cluster, names, "ann"), Broker(cluster, names, "bob")
     try:

@@ -35,7 +35,7 @@ from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.ranges import Part, Source, blocks
 from penstock.log.jetstream.replica import LOG, RECORDS, Replica
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.stream_log import make_streams, open_stream_log
+from penstock.log.jetstream.stream_log import make_missing, open_stream_log
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.results import StageInfo
@@ -61,7 +61,7 @@ class StreamWorker(Worker):
         self._nats = nats
         self.staged: dict[str, list[str]] = {}  # by key: ids of stages that are confirmed
         self.names = LogNames(f"t{secrets.token_hex(6)}")
-        nats.ask(make_streams(nats, self.names, 1))
+        nats.ask(make_missing(nats, self.names.all_settings(1)))
         super().__init__(folder, seed, queues=queues)
 
     def _open(self) -> Log:

@@ -12,7 +12,7 @@ from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import Replica
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
+from penstock.log.jetstream.stream_log import StreamLog, make_missing, open_stream_log
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
@@ -37,7 +37,7 @@ class StreamHarness:
         self._policies = Policies()
         self._log: StreamLog | None = None
         self._replica: Replica
-        nats.ask(make_streams(nats, self._names, NODES))
+        nats.ask(make_missing(nats, self._names.all_settings(NODES)))
 
     def open(self, now_us: int, policies: Policies) -> Log:
         self._policies = policies

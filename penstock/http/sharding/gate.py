@@ -4,6 +4,7 @@ Each log that is led here has an application of its own, as a broker has that ha
 `app.py`).
 
     about a queue     goes to the application of its log, here or at the front-end that leads it (`others.py`)
+    backups           likewise: of a log that is asked for by number
     about all         is asked of all logs, wherever they are, and put together (`merging.py`)
     about readers     is asked of the logs that have their queues
     transactions      are of all logs that their queues are in (`transactions.py`)
@@ -80,7 +81,7 @@ MOVED_SECONDS: Final = 1.0
 """How long who has led a log, and does not any more, may take to answer what it was asked before."""
 
 OWN: Final = frozenset({"/", "/healthz", "/openapi.json", "/v1/audit", "/v1/archive"})
-UNSHARDED: Final = frozenset({"/v1/backup", "/v1/folder"})
+UNSHARDED: Final = frozenset({"/v1/folder"})
 """What a cluster with several logs does not have (yet)."""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -179,7 +180,9 @@ class Gate:
             await self._to_shard(int(here), scope, receive, send)
         elif len(parts) > 2 and parts[:2] == ["v1", "queues"]:
             await self._to_shard(self._shard(parts[2]), scope, receive, send)
-        elif path in OWN or path.startswith("/v1/backup/"):
+        elif parts[:2] == ["v1", "backup"] and (shard := self._named_shard(scope)) is not None:
+            await self._to_shard(shard, scope, receive, send)
+        elif path in OWN:
             await self._own(scope, receive, send)
         elif path in UNSHARDED:
             raise Problem(
@@ -217,6 +220,12 @@ class Gate:
             return shard_of(name, len(self._leaders))
         except UnicodeEncodeError:
             return 0  # No queue is called so, as whoever leads it says.
+
+    def _named_shard(self, scope: Scope) -> int | None:
+        """The one that a query names, or else the first; None where there is none, as is said then."""
+        said = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("shard", "0")
+        shard = int(said) if _NUMBER.fullmatch(said) else len(self._leaders)
+        return shard if shard < len(self._leaders) else None
 
     async def _to_shard(self, shard: int, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._apps.get(shard)

@@ -36,6 +36,8 @@ class Listing(NamedTuple):
     time_us: int  # by the broker's clock
     end: int  # the log position up to which it goes
     files: list[Listed]
+    shard: int = 0  # which of a cluster's logs it is
+    opening: int = 0  # of the log, in which these files are there
 
 
 def list_files(path: str) -> tuple[int, list[Listed]]:

@@ -5,6 +5,9 @@ backup, with one the place before the first block that is of later. Behind a cut
 cut at that moment, so that a start does what it does then: what consumers held comes again, a transaction
 without its end is none.
 
+Of a cluster with several logs (shards) this is done with each, at one time; which log it is, is said by the
+`shard`. Any other broker has one, shard 0.
+
 A cut is made from one of two beginnings, and the blocks that follow it, which may be from later backups:
 
     a backup      its files are the state at its end
@@ -28,10 +31,10 @@ How it fails: `BackupError`, with the file and what to do; `OSError` of the disk
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
-from penstock.log.backup.store import Backup, BackupError, Kept, Store, digest, put_file
+from penstock.log.backup.store import Backup, BackupError, Kept, LogBackup, Store, digest, put_file
 from penstock.log.block import HEADER_BYTES, KIND_CONTROL, Header, body_checksum, control_parts
 from penstock.log.disk import (
     RESTORING,
@@ -50,6 +53,7 @@ from penstock.log.snapshot import parse_snapshot
 from penstock.log.state import FORMAT
 
 Tell = Callable[[int, int], None]
+D = TypeVar("D", bound=Disk)
 
 
 class Plan(NamedTuple):
@@ -71,42 +75,58 @@ class _Start(NamedTuple):
     files: Mapping[str, Kept]
 
 
-def plan(store: Store, at_us: int | None = None, log: str | None = None) -> Plan:
-    """What is to be there at that time; None: at the end of the last backup. `log`: of that log alone."""
-    backups = [it for it in store.backups if log in (None, it.log)]
-    if not backups:
-        what = "no backup" if log is None else f"no backup of log {log!r} (--list shows which there are)"
-        raise BackupError("; ".join([f"there is {what} in {store.disk.where('')}", *store.unreadable]))
-    last = backups[-1]
-    if at_us is None:
-        return _planned({it.name: it for it in last.files}, last.end)
-    if at_us > last.time_us:
-        raise BackupError(f"the last backup, {last.name}, is older than that; without --at it is restored")
-    chosen = _log_at(backups, at_us)
-    chain = [it for it in backups if it.log == chosen]
+def plan(store: Store, at_us: int | None = None, log: str | None = None, shard: int = 0) -> Plan:
+    """What is to be there of one log at that time; None: at the end of the last backup. `log`: of that log
+    alone."""
+    backups = meant(store, at_us, log)
+    whole = [it for it in backups if at_us in (None, it.time_us)]
+    if at_us is None or whole:
+        found = whole[-1].logs[shard]
+        return _planned({it.name: it for it in found.files}, found.end)
+    chain = [it.logs[shard] for it in backups]
     written = _written(chain)
     for start in sorted(_starts(store, chain, at_us), key=lambda it: -it.position):
-        found = _cut(store, start, written, at_us, chain[-1].end)
-        if found is not None:
-            return found
+        cut = _cut(store, start, written, at_us, chain[-1].end)
+        if cut is not None:
+            return cut
     raise BackupError(
         "nothing here goes back to exactly that time: the log had not begun, or too much of it was compacted "
         "or removed before it was backed up. The time of each backup does (--list), and what came soon after"
     )
 
 
-def _log_at(backups: list[Backup], at_us: int) -> str:
+def meant(store: Store, at_us: int | None = None, log: str | None = None) -> list[Backup]:
+    """The backups of the same log, or logs, that are of use for that, oldest first."""
+    backups = [it for it in store.backups if log is None or log in it.numbers]
+    if not backups:
+        what = "no backup" if log is None else f"no backup of log {log!r} (--list shows which there are)"
+        raise BackupError("; ".join([f"there is {what} in {store.disk.where('')}", *store.unreadable]))
+    last = backups[-1]
+    if at_us is not None and at_us > last.time_us:
+        raise BackupError(f"the last backup, {last.name}, is older than that; without --at it is restored")
+    numbers = last.numbers if at_us is None else _numbers_at(backups, at_us)
+    return [it for it in backups if it.numbers == numbers]
+
+
+def _numbers_at(backups: list[Backup], at_us: int) -> tuple[str, ...]:
     """A restored log is another one, and has backups of its own: the one that was there at that time."""
-    ends = {it.log: it.time_us for it in backups}
-    firsts = {it.log: it.time_us for it in reversed(backups)}
-    of_then = [it.log for it in backups if it.time_us == at_us]
+    ends = {it.numbers: it.time_us for it in backups}
+    firsts = {it.numbers: it.time_us for it in reversed(backups)}
+    of_then = [it.numbers for it in backups if it.time_us == at_us]
     there = of_then or [it for it in ends if firsts[it] <= at_us <= ends[it]]
     if len(there) > 1:
-        raise BackupError(f"of that time there are backups of several logs: say --log {' or '.join(there)}")
-    return there[0] if there else next(it.log for it in backups if at_us <= ends[it.log])
+        names = (_telling(it, there) for it in there)
+        raise BackupError(f"of that time there are backups of several logs: say --log {' or '.join(names)}")
+    return there[0] if there else next(it.numbers for it in backups if at_us <= ends[it.numbers])
 
 
-def _written(chain: list[Backup]) -> dict[int, Kept]:
+def _telling(numbers: tuple[str, ...], all_of_them: list[tuple[str, ...]]) -> str:
+    """The first number that no other has."""
+    others = {number for it in all_of_them if it != numbers for number in it}
+    return next((it for it in numbers if it not in others), numbers[0])
+
+
+def _written(chain: list[LogBackup]) -> dict[int, Kept]:
     """By its first position: a segment that nobody has compacted, from the backup that has most of it."""
     found: dict[int, Kept] = {}
     for it in (it for backup in chain for it in backup.files):
@@ -116,7 +136,7 @@ def _written(chain: list[Backup]) -> dict[int, Kept]:
     return found
 
 
-def _starts(store: Store, chain: list[Backup], at_us: int) -> Iterator[_Start]:
+def _starts(store: Store, chain: list[LogBackup], at_us: int) -> Iterator[_Start]:
     """Those that are not of later."""
     yield _Start(0, {})
     # Of the one that was written to, a backup has the beginning.
@@ -179,10 +199,25 @@ def _planned(files: Mapping[str, Kept], cut: int) -> Plan:
 # --- carrying it out -------------------------------------------------------------------------------
 
 
-def fill(store: Store, wanted: Plan, disk: Disk, now_us: int, tell: Tell = lambda done, whole: None) -> None:
-    """Put everything there; `finish` makes it a log."""
+def begin(wanted: Sequence[tuple[Plan, D]]) -> Sequence[tuple[Plan, D]]:
+    """Mark all of a cluster's logs, or the one, as not restored yet; those that have to be filled and
+    finished, in this order. An earlier call may have finished the first ones of them, and they may be led
+    by now: as long as the last one has its mark, all had theirs."""
+    is_marked = RESTORING in wanted[-1][1].names()
+    done = [it for it in wanted if is_marked and _there(it[1]) and RESTORING not in it[1].names()]
+    left = [it for it in wanted if it not in done]
+    for plan, disk in left:
+        _mark(plan, disk)
+    return left
+
+
+def _there(disk: Disk) -> list[str]:
     nothing = (RealDisk.LOCK, WATERMARK, f"{RESTORING}.tmp")
-    there = [name for name in disk.names() if name not in nothing]
+    return [name for name in disk.names() if name not in nothing]
+
+
+def _mark(wanted: Plan, disk: Disk) -> None:
+    there = _there(disk)
     if RESTORING in there:
         if read_whole(disk, RESTORING) != wanted.text:
             raise BackupError(
@@ -196,6 +231,11 @@ def fill(store: Store, wanted: Plan, disk: Disk, now_us: int, tell: Tell = lambd
         )
     else:
         write_whole(disk, RESTORING, wanted.text)
+
+
+def fill(store: Store, wanted: Plan, disk: Disk, now_us: int, tell: Tell = lambda done, whole: None) -> None:
+    """Put everything there; `finish` makes it a log."""
+    _mark(wanted, disk)
     opening, done, whole = 0, 0, sum(count for _, count in wanted.files)
     for kept, count in wanted.files:
         if not _is_there(disk, kept, count):

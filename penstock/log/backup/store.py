@@ -1,6 +1,7 @@
 """Store: the folder that backups are kept in.
 
-    backup-20300131T120000.000000Z   a backup: which files the log had, with sizes and checksums
+    backup-20300131T120000.000000Z   a backup: which files the log had, with sizes and checksums; of a cluster
+                                     with several logs (shards), those of each
     3fa2c1-NAME-BYTES-MODIFIED       the bytes of one of them: of which log, its name there, how many bytes,
                                      and when it was written (ns). Backups share what they have in common
     lock                             held by who writes here
@@ -20,7 +21,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.log.backup.listing import Listed
@@ -28,7 +29,9 @@ from penstock.log.disk import Disk, discard, read_whole, sync_folder, write_whol
 from penstock.log.scan import CHUNK_BYTES
 from penstock.log.segment import parse_segment_name
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""The highest. A backup of one log has 1, as it always had."""
+
 PREFIX: Final = "backup-"
 _HEAD: Final = re.compile(rb"penstock backup (\d+) ([0-9a-f]{64})\n")
 _FILE: Final = re.compile(
@@ -55,18 +58,50 @@ class Kept(NamedTuple):
         return stored_name(self.log, Listed(self.name, self.bytes, self.modified_ns))
 
 
-class Backup(NamedTuple):
-    name: str
-    version: str  # of Penstock
+class LogBackup(NamedTuple):
+    """One log of a backup."""
+
     log: str
     time_us: int  # by the broker's clock: nothing in it is of later
     end: int
     files: tuple[Kept, ...]
     defects: tuple[str, ...]  # what was damaged in the broker's own files
 
+
+class Backup(NamedTuple):
+    name: str
+    version: str  # of Penstock
+    logs: tuple[LogBackup, ...]  # of each shard, in order; elsewhere there is one
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Of its logs."""
+        return tuple(it.log for it in self.logs)
+
+    @property
+    def whose(self) -> str:
+        """The same for people."""
+        rest = len(self.logs) - 1
+        return f"log {self.logs[0].log}" + (f" and {rest} more" if rest else "")
+
+    @property
+    def time_us(self) -> int:
+        """Nothing in it is of later."""
+        return max(it.time_us for it in self.logs)
+
+    @property
+    def files(self) -> tuple[Kept, ...]:
+        return tuple(file for it in self.logs for file in it.files)
+
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
+
+    @property
+    def defects(self) -> tuple[str, ...]:
+        if len(self.logs) == 1:
+            return self.logs[0].defects
+        return tuple(f"shard {shard}: {text}" for shard, it in enumerate(self.logs) for text in it.defects)
 
 
 def stored_name(log: str, file: Listed) -> str:
@@ -123,9 +158,11 @@ class Store:
 
     def add(self, backup: Backup) -> None:
         """From now on it is one."""
-        fields = backup._asdict() | {"format": FORMAT, "files": [it[1:] for it in backup.files]}
+        logs = [it._asdict() | {"files": [file[1:] for file in it.files]} for it in backup.logs]
+        form, what = (1, logs[0]) if len(logs) == 1 else (FORMAT, {"logs": logs})
+        fields = {"name": backup.name, "version": backup.version, **what, "format": form}
         text = json.dumps(fields, indent=1).encode() + b"\n"
-        head = f"penstock backup {FORMAT} {hashlib.sha256(text).hexdigest()}\n".encode()
+        head = f"penstock backup {form} {hashlib.sha256(text).hexdigest()}\n".encode()
         sync_folder(self.disk)  # The names of what it names.
         write_whole(self.disk, backup.name, head, text)
         self.backups.append(backup)
@@ -193,5 +230,10 @@ def _read(name: str, data: bytes) -> Backup:
         raise ValueError("its first line says another format than it has")
     if int(head[1]) > FORMAT:
         raise BackupError(f"{name} has format {int(head[1])}, of a newer version than this: use that one")
-    files = tuple(Kept(fields["log"], *it) for it in fields.pop("files"))
-    return Backup(**{**fields, "name": name, "files": files, "defects": tuple(fields["defects"])})
+    logs = fields.get("logs", [fields])
+    return Backup(name, fields["version"], tuple(map(_read_log, logs)))
+
+
+def _read_log(fields: dict[str, Any]) -> LogBackup:
+    files = tuple(Kept(fields["log"], *it) for it in fields["files"])
+    return LogBackup(fields["log"], fields["time_us"], fields["end"], files, tuple(fields["defects"]))

@@ -1,4 +1,5 @@
-"""Taking a backup: from a list of the log's files to a store that has them all.
+"""Taking a backup: from a list of the log's files to a store that has them all. A cluster may have several
+logs (shards): then there is a list of each, made one right after the other, and a backup has all of them.
 
 Only what the store has not yet is copied: a segment that nobody writes to any more is copied once, one that
 was compacted since is another file, and the last one, of at most a segment's size, is copied as far as it
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from penstock import __version__
 from penstock.log.backup.listing import Listed, Listing
-from penstock.log.backup.store import PREFIX, Backup, BackupError, Kept, Store, stored_name
+from penstock.log.backup.store import PREFIX, Backup, BackupError, Kept, LogBackup, Store, stored_name
 from penstock.log.disk import read_whole
 from penstock.log.errors import LogDamaged
 from penstock.log.scan import Hole, walk
@@ -26,11 +27,13 @@ Tell = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class Source(Protocol):
-    """A broker."""
+    """A broker, or a cluster."""
 
-    def listing(self) -> Listing: ...
-    def read(self, file: Listed) -> Generator[bytes, None, None]:
-        """Its bytes; FileNotFoundError where it has gone."""
+    def listings(self) -> list[Listing]:
+        """Of each of its logs, in order."""
+
+    def read(self, listing: Listing, file: Listed) -> Generator[bytes, None, None]:
+        """The bytes of a file; FileNotFoundError where it has gone, or the log is led elsewhere by now."""
 
 
 class Taken(NamedTuple):
@@ -49,12 +52,13 @@ def take(store: Store, source: Source, tell: Tell = lambda done, whole: None) ->
     """One more backup in the store."""
     copied: dict[str, _Copied] = {}
     for _ in range(LISTS_MAX):
-        listing = source.listing()
+        listings = source.listings()
         try:
-            files, defects = _copy(store, source, listing, copied, tell)
+            _copy(store, source, listings, copied, tell)
         except FileNotFoundError:
             continue
-        time = datetime.fromtimestamp(listing.time_us / 1_000_000, UTC)
+        time_us = max(it.time_us for it in listings)
+        time = datetime.fromtimestamp(time_us / 1_000_000, UTC)
         name = f"{PREFIX}{time:%Y%m%dT%H%M%S.%f}Z"
         if any(name <= it.name for it in store.backups):
             last = store.backups[-1].name
@@ -62,7 +66,7 @@ def take(store: Store, source: Source, tell: Tell = lambda done, whole: None) ->
                 f"by the broker's clock this is {name}, not later than {last}: it was set back, or that is "
                 f"another broker's; name another folder"
             )
-        backup = Backup(name, __version__, listing.log, listing.time_us, listing.end, files, defects)
+        backup = Backup(name, __version__, tuple(_kept(it, copied) for it in listings))
         store.add(backup)
         sizes = [it.bytes for it in copied.values() if it.bytes]
         return Taken(backup, len(sizes), sum(sizes))
@@ -70,38 +74,47 @@ def take(store: Store, source: Source, tell: Tell = lambda done, whole: None) ->
 
 
 def _copy(
-    store: Store, source: Source, listing: Listing, copied: dict[str, _Copied], tell: Tell
-) -> tuple[tuple[Kept, ...], tuple[str, ...]]:
-    known = {defect for it in store.backups if it.log == listing.log for defect in it.defects}
-    kept: list[Kept] = []
-    defects: list[str] = []
-    done, whole = 0, sum(file.bytes for file in listing.files)
-    for file in listing.files:
-        sha256 = store.checksum(listing.log, file)
-        if sha256 is not None:  # What was wrong with it then still is.
-            defects += sorted(it for it in known if it.startswith(f"{file.name}: "))
-        else:
-            stored = stored_name(listing.log, file)
-            if stored not in copied:
-                copied[stored] = _copied(store, source, listing.log, file, done, whole, tell)
-            sha256 = copied[stored].sha256
-            defects += copied[stored].wrong
+    store: Store, source: Source, listings: list[Listing], copied: dict[str, _Copied], tell: Tell
+) -> None:
+    """All that the store has not."""
+    files = [(listing, file) for listing in listings for file in listing.files]
+    files.sort(key=lambda it: parse_segment_name(it[1].name) is not None)  # Snapshots go soonest.
+    done, whole = 0, sum(file.bytes for _, file in files)
+    for listing, file in files:
+        stored = stored_name(listing.log, file)
+        if stored not in copied:
+            known = _known(store, listing.log, file)
+            copied[stored] = known or _copied(store, source, listing, file, done, whole, tell)
         done += file.bytes
-        kept.append(Kept(listing.log, *file, sha256))
-    return tuple(kept), tuple(defects)
+
+
+def _kept(listing: Listing, copied: dict[str, _Copied]) -> LogBackup:
+    found = [copied[stored_name(listing.log, file)] for file in listing.files]
+    kept = tuple(Kept(listing.log, *file, it.sha256) for file, it in zip(listing.files, found, strict=True))
+    defects = tuple(text for it in found for text in it.wrong)
+    return LogBackup(listing.log, listing.time_us, listing.end, kept, defects)
+
+
+def _known(store: Store, log: str, file: Listed) -> _Copied | None:
+    """A file that a backup has. What was wrong with it then still is."""
+    sha256 = store.checksum(log, file)
+    if sha256 is None:
+        return None
+    defects = {text for it in store.backups for its in it.logs if its.log == log for text in its.defects}
+    return _Copied(sha256, sorted(it for it in defects if it.startswith(f"{file.name}: ")), 0)
 
 
 def _copied(
-    store: Store, source: Source, log: str, file: Listed, done: int, whole: int, tell: Tell
+    store: Store, source: Source, listing: Listing, file: Listed, done: int, whole: int, tell: Tell
 ) -> _Copied:
     """A file that no backup has; its checksums were compared, whoever has copied it."""
+    log = listing.log
     left = store.left(log, file)
     if left is not None and not any(_wrong(store, log, file)):
         return _Copied(left, [], 0)
     for _ in range(2):
-        with closing(
-            source.read(file)
-        ) as chunks:  # Left in the middle, it would hold the line to the broker.
+        # Left in the middle, it would hold the line to the broker.
+        with closing(source.read(listing, file)) as chunks:
             sha256 = store.put(log, file, _told(chunks, done, whole, tell))
         wrong = list(_wrong(store, log, file))
         if not wrong:

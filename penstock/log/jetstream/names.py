@@ -5,6 +5,7 @@ one shard has one log, `PENSTOCK_NAME`; one with more has a log for each, `PENST
 state and the key are of the cluster.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,6 +41,10 @@ class LogNames:
         if shards == 1:
             return (LogNames(self.log),)
         return tuple(LogNames(self.log, shard) for shard in range(shards))
+
+    def folder(self, data: str) -> str:
+        """Where a front-end with that data folder has its copy of this log."""
+        return data if self.shard is None else os.path.join(data, f"shard-{self.shard:02d}")
 
     @property
     def _subjects(self) -> str:
@@ -128,4 +133,8 @@ class LogNames:
 
     def all_settings(self, replicas: int, shards: int = 1) -> tuple[dict[str, Any], ...]:
         logs = (it.stream_settings(replicas) for it in self.of_shards(shards))
-        return *logs, self.state_settings(replicas), self.key_settings(replicas)
+        return *logs, *self.cluster_settings(replicas)
+
+    def cluster_settings(self, replicas: int) -> tuple[dict[str, Any], ...]:
+        """Of what all its logs share."""
+        return self.state_settings(replicas), self.key_settings(replicas)

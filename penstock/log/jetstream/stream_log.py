@@ -70,11 +70,6 @@ class StreamLog:
         self.replica.fall_back()
 
 
-async def make_streams(nats: LinkThread, names: LogNames, replicas: int) -> None:
-    """The streams of a cluster with one log, where they are not there yet."""
-    await make_missing(nats, names.all_settings(replicas))
-
-
 async def make_missing(nats: LinkThread, streams: Iterable[dict[str, Any]]) -> None:
     """Those that are not there yet. JSON: `Any`."""
     for settings in streams:
