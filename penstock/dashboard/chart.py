@@ -75,10 +75,10 @@ class Chart(Element, component=ASSETS / "chart.js"):
 class HeatMap(Element, component=ASSETS / "heat.js"):
     """How many took how long, over time: a column for a time, a row for a range of seconds."""
 
-    def __init__(self, label: str, *, height: int = 220) -> None:
+    def __init__(self, label: str) -> None:
         super().__init__()
         self.props["label"] = label
-        self.props["height"] = height
+        self.props["height"] = 220
         self.props["span-seconds"] = 300.0
 
     def load(

@@ -33,7 +33,6 @@ class Column:
     kind: str = "text"
     unit: str = ""
     help: str = ""
-    href: str = "href"
     head: bool = False  # names its row
     badges: str = ""  # a field with a list of [text, kind], shown beside a link
     minor: bool = False  # left out where the window is narrow

@@ -98,8 +98,6 @@ class _Switch:
 class _Seconds:
     """A list of seconds, as numbers (file) or as numbers with commas between them (anywhere)."""
 
-    count_max: int = 100
-
     def read(self, value: object) -> object:
         if isinstance(value, str):
             try:
@@ -111,16 +109,17 @@ class _Seconds:
     def holds(self, value: object) -> bool:
         return (
             isinstance(value, tuple)
-            and len(value) <= self.count_max
+            and len(value) <= _DELAYS_MAX
             and all(type(it) in (int, float) and 0 <= it <= DELAY_SECONDS_MAX for it in value)
         )
 
     def wanted(self) -> str:
-        return f"a list of at most {self.count_max} numbers of seconds, each from 0 to {DELAY_SECONDS_MAX}"
+        return f"a list of at most {_DELAYS_MAX} numbers of seconds, each from 0 to {DELAY_SECONDS_MAX}"
 
 
 _INT32_MAX = 2**31 - 1  # seconds: 68 years, so that microseconds since the epoch stay within 64 bits
 _INT64_MAX = 2**63 - 1
+_DELAYS_MAX = 100
 
 _RULES: Final[dict[str, _Number | _Choice | _Switch | _Seconds]] = {
     "retention-seconds": _Number(_INT32_MAX, "keep nothing that is settled"),

@@ -219,16 +219,15 @@ class Pulse:
 class IdPool:
     """The ids of one connection: from 0 up, freed ones again before new ones, never over the limit."""
 
-    __slots__ = ("_end", "_freed", "high")
+    __slots__ = ("_freed", "high")
 
-    def __init__(self, end: int = IDS_END) -> None:
-        self._end = end
+    def __init__(self) -> None:
         self._freed = array("I")
         self.high = 0  # every id that was ever given is below
 
     @property
     def available(self) -> int:
-        return self._end - self.high + len(self._freed)
+        return IDS_END - self.high + len(self._freed)
 
     @property
     def taken(self) -> int:

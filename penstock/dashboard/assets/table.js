@@ -61,7 +61,7 @@ export default {
                   :role="column.head ? 'rowheader' : 'cell'" :scope="column.head ? 'row' : undefined"
                   :class="[cellClass(column), quiet(column, row)]" :data-label="column.label" :data-column="column.key">
                 <template v-if="column.kind === 'link'">
-                  <a :href="row[column.href]">{{ row[column.key] }}</a>
+                  <a :href="row.href">{{ row[column.key] }}</a>
                   <span v-for="it in row[column.badges] || []" :key="it[0]" class="ps-badge" :class="it[1] && 'ps-' + it[1]">{{ it[0] }}</span>
                 </template>
                 <template v-else-if="column.kind === 'badges'">

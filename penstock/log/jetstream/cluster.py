@@ -31,7 +31,9 @@ from typing import Any, TypeVar
 from penstock.errors import PenstockError
 from penstock.log.private import make_folder, open_private
 
+NAME = "penstock"
 WAIT_SECONDS = 30.0
+MONITOR_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _PORTS = range(20_000, 32_000)  # below those that the kernel hands out to clients
 _START_ATTEMPTS = 5  # with other ports, when somebody else was quicker to take one
@@ -185,12 +187,11 @@ class Node:
         parts = [self.folder / "output.log", self.folder / "server.log"]
         return "".join(part.read_text(errors="replace") for part in parts if part.exists())
 
-    def monitor(self, path: str, seconds: float = 2.0) -> Any:
+    def monitor(self, path: str) -> Any:
         """What its monitoring endpoint says, or None where nobody answers. JSON of its own making: `Any`."""
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.ports.monitor}/{path}", timeout=seconds
-            ) as reply:
+            url = f"http://127.0.0.1:{self.ports.monitor}/{path}"
+            with urllib.request.urlopen(url, timeout=MONITOR_SECONDS) as reply:
                 return json.load(reply)
         except (OSError, ValueError, HTTPException):
             return None
@@ -204,7 +205,6 @@ class Cluster:
         folder: Path,
         nodes: int = 3,
         *,
-        name: str = "penstock",
         settings: str = "",
         ports: Sequence[Ports] = (),
     ) -> None:
@@ -213,8 +213,7 @@ class Cluster:
         Without `ports`, one for each node, free ones are chosen.
         """
         self.folder = folder
-        self.name = name
-        self.nodes = [Node(f"{name}-{n}", folder / f"node-{n}") for n in range(1, nodes + 1)]
+        self.nodes = [Node(f"{NAME}-{n}", folder / f"node-{n}") for n in range(1, nodes + 1)]
         self._settings = settings
         self._route_password = secrets.token_hex(16)  # strangers are no nodes
         self._ports = list(ports)
@@ -263,9 +262,7 @@ class Cluster:
             others = (other.ports.route for other in self.nodes if other is not node)
             password = self._route_password
             routes = ", ".join(f"nats://route:{password}@127.0.0.1:{port}" for port in others)
-            text += _ROUTES.format(
-                cluster=self.name, route=node.ports.route, password=password, routes=routes
-            )
+            text += _ROUTES.format(cluster=NAME, route=node.ports.route, password=password, routes=routes)
         return text + self._settings
 
     def wait_ready(self, seconds: float = WAIT_SECONDS) -> None:

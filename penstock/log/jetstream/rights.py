@@ -63,12 +63,12 @@ def rights_of_reader(names: LogNames, shards: int = 1) -> Rights:
     return Rights(publish, {"_INBOX.>": "answers"})
 
 
-def user_block(user: str, password: str, rights: Rights, indent: str = "    ") -> str:
+def user_block(user: str, password: str, rights: Rights) -> str:
     """One of `users`."""
     lines = [f"{{ user: {user}, password: {password}, permissions: {{"]
     for way, subjects in (("publish", rights.publish), ("subscribe", rights.subscribe)):
         lines += [f"  {way}: [", *(f'    "{subject}"' for subject in subjects), "  ]"]
-    return "".join(f"{indent}{line}\n" for line in (*lines, "} }"))
+    return "".join(f"    {line}\n" for line in (*lines, "} }"))
 
 
 def lacking(rights: Rights, permissions: Mapping[str, Any]) -> list[str]:
