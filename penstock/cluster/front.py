@@ -335,6 +335,7 @@ class Front(Backend):
 
     def _look(self, view: View) -> None:
         self._view = view
+        self.room.writers = max(len({claim.leader for claim in view.claims} - {""}), 1)
         for shard in self.shards:
             number = shard.number
             shard.see(

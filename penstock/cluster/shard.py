@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock import __version__
@@ -264,7 +265,7 @@ class Shard:
                 self.names,
                 self.replica,
                 server.now_us(),
-                settings=server.settings.log,
+                settings=replace(server.settings.log, sharers=front.shard_count),
                 policies=server.settings.policies,
                 wake=server.wake,
                 room=front.room,

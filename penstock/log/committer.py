@@ -24,9 +24,9 @@ Rules that always hold:
   * Settlements come behind the messages that were accepted before them, and retention needs them synced,
     so messages without room would keep the log from ever making some. Therefore room is found before
     messages are accepted: for all the segments that they can take, and for `SEGMENTS_KEPT` more, which
-    only settlements and snapshots use. What blocks of L bytes take is at most 2 L and a segment, because
-    any two neighbours of their segments hold more than one together. Only somebody else who fills the
-    disk in that moment makes accepted messages wait.
+    only settlements and snapshots use, for each log that has the same disk. What blocks of L bytes take is at
+    most 2 L and a segment, because any two neighbours of their segments hold more than one together. Only
+    somebody else who fills the disk in that moment makes accepted messages wait.
 
 The file is long because groups, syncs and room are one state: every end of a write changes all three.
 """
@@ -108,14 +108,16 @@ class Committer:
         apart_seconds: float,
         publish: Callable[[int], None],
         on_failure: Callable[[LogFailed], None],
+        sharers: int = 1,
     ) -> None:
         self._disk = disk
+        self._sharers = sharers
         self._segments = segments
         self._writer = writer
         self._keeper = keeper
-        total = disk.total_bytes()  # 0: it does not say
+        total = disk.total_bytes() // sharers  # 0: it does not say
         if total:
-            room = disk.free_bytes() + sum(segment.size for segment in segments.all)
+            room = disk.free_bytes() // sharers + sum(segment.size for segment in segments.all)
             # Not tiny ones: the room may come back, and the log grow to thousands of them.
             part = max(room, segment_bytes) // SEGMENTS_ROOM
             segment_bytes = max(min(segment_bytes, total // SEGMENTS_MIN, part), SEGMENT_BYTES_MIN)
@@ -206,7 +208,7 @@ class Committer:
             wanted -= each if self._spare else 0
         else:
             wanted += active.limit - active.size + self.position - self._segments.written
-        if self._tells_room and self._disk.free_bytes() < wanted:
+        if self._tells_room and self._disk.free_bytes() < wanted * self._sharers:
             return False
         self._granted = end if fits else self.position + each - self._reserve_bytes
         return True

@@ -153,6 +153,7 @@ class Log:
             state.settings.syncs_apart_us / SECOND_US,
             state.disk.publish,
             self._has_failed,
+            state.settings.sharers,
         )
         self._sealer = Sealer(state, self._committer)
         self._transactions = Transactions(state, self._committer, self._sealer, self._seal_all, self._mark)

@@ -81,6 +81,7 @@ class LogSettings:
     snapshot_blocks: int = 20_000  # a snapshot after this many blocks, so that a restart is fast
     reader_bytes_max: int = 10 * 1024**3  # what one reader may keep of the log for a queue; 0: no cap
     disk_bytes_reserve: int = 1024**3  # with less of it free, the disk is said to be almost full
+    sharers: int = 1  # so many logs have the disk together: each keeps to its part of what is free
     stage_group_bytes: int = 1024 * 1024  # of stages that are written with one group
     stage_seconds: int = 3600  # how long a stage waits for its commit
     stages_bytes_max: int = 10 * 1024**3  # of all stages that wait

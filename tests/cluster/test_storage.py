@@ -1,9 +1,14 @@
 """The limits of NATS itself: before they are reached new messages wait, and all that makes room goes on; and
 what a stranger takes out of the stream is noticed while the broker runs."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from penstock.log.jetstream.names import LogNames
+from tests.cluster.processes import FrontEnd
 from tests.cluster.processes import site as site_of
 from tests.http.api import Api
 from tests.nats.streams import link_at
@@ -26,10 +31,10 @@ SENDS_MAX = 2 * LIMIT // len(MESSAGE)
 FULL = "the disk is full: new messages wait for room in the account's max_file"
 
 
-def sent_until_full(api: Api) -> int:
+def sent_until_full(api: Api, queue: str = "orders") -> int:
     """How many messages it took."""
     for count in range(SENDS_MAX):
-        reply = api.ask("POST", "/v1/queues/orders/messages", MESSAGE)
+        reply = api.ask("POST", f"/v1/queues/{queue}/messages", MESSAGE)
         if reply.status != 200:
             assert (reply.status, reply.problem) == (507, "disk-full"), reply
             assert "the account's max_file" in reply.json["detail"]
@@ -65,6 +70,44 @@ def test_an_account_that_fills_up_stops_senders_and_nobody_else(tmp_path: Path) 
             assert api.post("/v1/queues/orders/purge")["purged"] == count - 5
             until(lambda: api.ask("POST", "/v1/queues/orders/messages", MESSAGE).status == 200, "room", 60.0)
             front.says("there is room on the disk again, for the account's max_file")
+
+
+@pytest.mark.long
+def test_several_who_fill_an_account_leave_room_for_what_makes_room(tmp_path: Path) -> None:
+    """Each front-end knows what it has sent itself, and of the others only what it has seen."""
+    settings = tmp_path / "penstock.toml"
+    settings.write_text(KEEP_NOTHING)
+    flags = ("--config", str(settings))
+    with site_of(tmp_path, nodes=1, fronts=3, shards=4, settings=ACCOUNT, flags=flags) as site:
+        site.balanced()
+        led = site.leaders()
+        queues = {name: site.queue(led.index(name)) for name in {front.name for front in site.fronts}}
+
+        def fill(front: FrontEnd) -> int:
+            with Api(front.ports["http"]) as api:
+                return sent_until_full(api, queues[front.name])
+
+        with link_at(*site.nodes.urls) as nats, ThreadPoolExecutor() as pool:
+            counts = list(pool.map(fill, site.fronts))
+            assert sum(counts) * len(MESSAGE) > LIMIT // 4
+            assert nats.ask(nats.api.account())["storage"] < LIMIT * 15 // 16
+            for front, count in zip(site.fronts, counts, strict=True):
+                queue = queues[front.name]
+                front.says(FULL)
+                assert "storage is full" not in front.log()
+                with Api(front.ports["http"]) as api:
+                    taken = api.post(f"/v1/queues/{queue}/take", max=5, lease=60)["messages"]
+                    verdict = {"ack": [it["id"] for it in taken]}
+                    assert api.post(f"/v1/queues/{queue}/settle", verdict)["ack"] == len(taken)
+                    assert api.post(f"/v1/queues/{queue}/purge")["purged"] == count - len(taken)
+            assert site.leaders() == led
+            for front in site.fronts:
+                until(partial(has_room, front, queues[front.name]), "room", 60.0)
+
+
+def has_room(front: FrontEnd, queue: str) -> bool:
+    with Api(front.ports["http"]) as api:
+        return api.ask("POST", f"/v1/queues/{queue}/messages", MESSAGE).status == 200
 
 
 def test_what_a_stranger_removes_is_noticed_while_it_runs(tmp_path: Path) -> None:

@@ -170,6 +170,16 @@ def test_what_was_sent_since_is_taken_off() -> None:
     assert room.bound is None
 
 
+def test_others_who_write_may_have_sent_as_much() -> None:
+    room = Room()
+    room.writers = 3
+    room.see([Bound("a", 1000, 300)], 0)
+    room.heard([{"server_name": "n"}], 0, 1.0)
+    room.sent_bytes += 50
+    assert room.bound == Bound("a", 1000, 150)
+    assert room.heard([], room.sent_bytes, 2.0) == [({"server_name": "n"}, 150)]
+
+
 @pytest.mark.parametrize(
     ("code", "text", "word"),
     [

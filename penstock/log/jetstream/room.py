@@ -8,7 +8,9 @@ Three kinds of bounds stand between a log and what its nodes can store, and the 
               tells
 
 They are asked for every few seconds. What was sent since then is taken off, so that nobody writes further
-than he has seen; what was removed since, and what others store, is seen the next time. What a node has said
+than he has seen; what was removed since, and what strangers store, is seen the next time. Where several
+front-ends write logs of one cluster (`writers`), each goes by what all will have sent if they send as much as
+it does itself: so none takes more than its part before it looks again. What a node has said
 counts for `NODE_SECONDS`: the one that is full is the one that may not answer in time.
 
 Not every limit is told: a disk may be full, or nobody answers for the nodes. Where NATS says no for want of
@@ -73,6 +75,7 @@ class Room:
 
     def __init__(self) -> None:
         self.sent_bytes = 0  # in this life; the appender counts
+        self.writers = 1
         self.refused = ""  # what NATS said no with, for want of room; the appender tells
         self._seen: tuple[Bound | None, int] = (None, 0)  # with what was sent by then
         self._nodes: dict[str, tuple[float, int, Said]] = {}  # when they said it, and what was sent by then
@@ -81,7 +84,7 @@ class Room:
         """What every node has said last, for `bounds_of`: `nodes` just now, and others not long ago."""
         self._nodes |= {str(node.get("server_name")): (now, sent_bytes, node) for node in nodes}
         self._nodes = {name: it for name, it in self._nodes.items() if now - it[0] < NODE_SECONDS}
-        return [(node, sent_bytes - then) for _, then, node in self._nodes.values()]
+        return [(node, (sent_bytes - then) * self.writers) for _, then, node in self._nodes.values()]
 
     def see(self, bounds: Iterable[Bound], sent_bytes: int) -> None:
         """`sent_bytes`: as it was before anybody was asked."""
@@ -91,4 +94,6 @@ class Room:
     def bound(self) -> Bound | None:
         """What leaves least room, now."""
         bound, then = self._seen
-        return None if bound is None else bound._replace(free=max(bound.free - self.sent_bytes + then, 0))
+        if bound is None:
+            return None
+        return bound._replace(free=max(bound.free - (self.sent_bytes - then) * self.writers, 0))
