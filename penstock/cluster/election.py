@@ -25,6 +25,9 @@ from penstock.log.jetstream.names import SHARDS_MAX, LogNames
 
 LOOK_SECONDS: Final = 0.35
 SOON_SECONDS: Final = 0.05
+HURRY_SECONDS: Final = 2.5
+"""So long it is looked often where somebody has just gone: what that one led is free soon."""
+
 ASK_SECONDS: Final = 0.8
 """Of one question: an answer that is lost leaves time for another question before we are unsure."""
 
@@ -106,6 +109,8 @@ class Election:
         self._acting = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._resting: set[asyncio.Task[None] | None] = set()  # between two steps
+        self._hurries_until = float("-inf")
+        self._hurries = asyncio.Event()
         self._stopping = False
 
     # --- asked from anywhere ---------------------------------------------------------------------
@@ -176,6 +181,11 @@ class Election:
         """It cannot be reached: its leases are free as soon as it must be unsure of them."""
         self.leases.suspect(member)
 
+    def hurry(self) -> None:
+        """Somebody has gone: what that one led may be free in a moment."""
+        self._hurries_until = self._clock() + HURRY_SECONDS
+        self._hurries.set()
+
     async def _again_and_again(self, step: Callable[[], Awaitable[float]]) -> None:
         """A step says how long to wait until the next one. Nothing but `stop` ends this."""
         told = ""
@@ -197,8 +207,18 @@ class Election:
             if not self._stopping:
                 task = asyncio.current_task()
                 self._resting.add(task)
-                await self._sleep(pause)
+                await self._rest(pause, may_hurry=step == self._look_and_act)
                 self._resting.discard(task)
+
+    async def _rest(self, seconds: float, *, may_hurry: bool) -> None:
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._sleep(seconds))]
+        if may_hurry:
+            ends.append(asyncio.ensure_future(self._hurries.wait()))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -242,12 +262,13 @@ class Election:
     async def _look_and_act(self) -> float:
         if not self._begun.is_set():
             await self._begun.wait()
+        self._hurries.clear()
         await self._look()
         self._tell()
         await self._act()
         for key in self.leases.forgotten(self._clock()):
             await self._register.purge_subject(self._names.state_stream, self._names.state(key))
-        return LOOK_SECONDS
+        return SOON_SECONDS if self._clock() < self._hurries_until else LOOK_SECONDS
 
     async def _look(self) -> None:
         filters = [self._names.state(it) for it in self.leases.filters]

@@ -366,6 +366,11 @@ class Front(Backend):
         if member and hasattr(self, "election"):
             self.nats.soon(lambda: self.election.suspect(member))
 
+    def hurry(self) -> None:
+        """Somebody who led something has gone."""
+        if hasattr(self, "election"):
+            self.nats.soon(self.election.hurry)
+
     def leader_changed(self, shard: Shard) -> None:
         """HTTP goes to who leads, where the cluster has one shard."""
         if self._second is None or self.shard_count > 1:

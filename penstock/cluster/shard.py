@@ -474,6 +474,8 @@ class Shard:
                 versions = "" if theirs == __version__ else f" (of version {theirs}, this is {__version__})"
                 self._tell_down(f"no link to the leader{versions}: {why}")
             self._front.suspect(claim.leader)
+            if self._linked:
+                self._front.hurry()
         self._linked = up
 
     def _untell_down(self) -> None:

@@ -226,10 +226,13 @@ class Load:
         """Between these moments the leader of then has handed out its last message; None: by now."""
         self._record.changes.append((since, until or time.monotonic()))
 
-    def pauses(self, since: float) -> str:
-        """For how long each sender went without a receipt, at most, from that moment on."""
+    def pauses(self, since: float, without: FrontEnd | None = None) -> str:
+        """For how long each sender went without a receipt, at most, from that moment on; `without` those of a
+        front-end."""
         longest = {}
         for name, moments in sorted(self._receipts.items()):
+            if without is not None and name.endswith(f"@{without.name}"):
+                continue
             seen = [since, *(moment for moment in moments if moment > since)]
             longest[name] = max((later - moment for moment, later in pairwise(seen)), default=math.inf)
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest.items())
@@ -293,8 +296,8 @@ class Loads:
         for load in self.loads:
             load.lead_changed(since, until)
 
-    def pauses(self, since: float) -> str:
-        return "; ".join(load.pauses(since) for load in self.loads)
+    def pauses(self, since: float, without: FrontEnd | None = None) -> str:
+        return "; ".join(load.pauses(since, without) for load in self.loads)
 
     def check(self) -> str:
         return "\n".join([load.check() for load in self.loads])

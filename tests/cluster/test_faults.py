@@ -8,6 +8,7 @@ One site with one log lives through all of them, and one with several. What is c
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +120,34 @@ def test_kill_9_of_the_leader(fronts: Site, say: Say) -> None:
         say(f"kill -9 of leader {victim.name}: no receipt for {load.pauses(began)}")
         say(load.check())
         assert fronts.shards > 1 or fronts.leader() is not victim
+
+
+@pytest.mark.long
+def test_a_rolling_restart(fronts: Site, say: Say) -> None:
+    """One by one, as for a new version."""
+    with Loads(fronts) as load:
+        load.flows()
+        for front in fronts.fronts:
+            began = time.monotonic()
+            front.signal(signal.SIGTERM)
+            assert front.wait() == 0
+            load.flows(fronts.running)
+            say(f"SIGTERM of {front.name}: no receipt at others for {load.pauses(began, front)}")
+            front.start()
+            fronts.balanced()
+            load.flows()
+            load.lead_changed(began)
+            say(f"and back: no receipt at others for {load.pauses(began, front)}")
+        for node in fronts.nodes.nodes:
+            began = time.monotonic()
+            node.stop()
+            node.start()
+            fronts.nodes.wait_ready()
+            fronts.nodes_current()
+            load.flows()
+            load.lead_changed(began)
+            say(f"restart of {node.name}: no receipt for {load.pauses(began)}")
+        say(load.check())
 
 
 @pytest.mark.long
