@@ -18,12 +18,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from itertools import count, pairwise
 from typing import Final, TypeVar
 
 import pyarrow.ipc
 
 from penstock.client import ClientError, ClientOptions, HttpClient, RqClient
+from penstock.client.http_line import UNAVAILABLE
 from tests.cluster.processes import FrontEnd, Site
 from tests.cluster.verdict import Record, judge
 from tests.http.api import Api
@@ -262,11 +264,24 @@ class Load:
             raise self._faults[0]
 
     def _read_log(self, front: FrontEnd) -> list[bytes]:
-        with front.inside(), Api(front.ports["http"]) as api:
-            reply = api.ask("GET", f"/v1/queues/{self._queue}/log", view="messages", columns="value", start=0)
-        assert reply.status == 200, reply
-        with pyarrow.ipc.open_stream(reply.body) as reader:
-            values: list[bytes] = reader.read_all()["value"].to_pylist()
+        """All of it; who is about to hand it over ends in the middle of an answer."""
+        values: list[bytes] = []
+
+        def is_read() -> bool:
+            try:
+                with front.inside(), Api(front.ports["http"]) as api:
+                    path = f"/v1/queues/{self._queue}/log"
+                    reply = api.ask("GET", path, view="messages", columns="value", start=0)
+            except (OSError, HTTPException):
+                return False
+            if reply.status == UNAVAILABLE:
+                return False
+            assert reply.status == 200, reply
+            with pyarrow.ipc.open_stream(reply.body) as reader:
+                values[:] = reader.read_all()["value"].to_pylist()
+            return True
+
+        until(is_read, "the log to be read", PATIENCE_SECONDS)
         return values
 
 

@@ -6,13 +6,13 @@ import functools
 import json
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Concatenate, ParamSpec
 
 import pytest
 
-from penstock.cluster.election import ASK_SECONDS, LOOK_SECONDS, MEMBER_SECONDS
+from penstock.cluster.election import ASK_SECONDS, HURRY_SECONDS, LOOK_SECONDS, MEMBER_SECONDS, SOON_SECONDS
 from penstock.cluster.lease import (
     COLD_SECONDS,
     LEASE_SECONDS,
@@ -24,6 +24,7 @@ from penstock.cluster.lease import (
     UNSURE_SECONDS,
 )
 from penstock.cluster.records import UNKNOWN, WARM, WEARY, Claim, Role
+from penstock.log.jetstream.api import Stored
 from penstock.log.jetstream.errors import Failure, JetStreamError, NoAnswer
 from tests.cluster.lease_stage import LEASE, NAMES, Member, SimLoop, World
 
@@ -136,6 +137,31 @@ def roles(member: Member) -> Role:
 
 
 # --- leading -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", [0.1, 0.3])
+@on_stage
+async def test_who_hears_that_somebody_goes_looks_often(stage: Stage, waits: float) -> None:
+    """And not always: what that costs is a question for each look."""
+    await stage.both()
+    await stage.until(lambda: "bob" in stage.ann.election.view.members)
+    stage.bob.election.hurry()
+    await asyncio.sleep(waits)
+    await stage.ann.election.release(0, "bob")
+    assert await stage.until(lambda: stage.bob.election.is_sure(0)) < SOON_SECONDS + 8 * WAY_SECONDS
+    looks = 0
+    last_of = stage.bob.last_of
+
+    async def counted(stream: str, subjects: Sequence[str]) -> list[Stored]:
+        nonlocal looks
+        looks += 1
+        return await last_of(stream, subjects)
+
+    stage.bob.last_of = counted  # type: ignore[method-assign]
+    await asyncio.sleep(HURRY_SECONDS)
+    looks = 0
+    await asyncio.sleep(10 * LOOK_SECONDS)
+    assert 8 <= looks <= 10
 
 
 @on_stage

@@ -247,6 +247,24 @@ def test_a_walk_is_only_a_little_ahead_and_keeps_no_thread_while_it_waits(tmp_pa
     with_pool(tmp_path, test)
 
 
+def test_a_walk_whose_pool_is_closed_is_refused_and_is_no_fault(tmp_path: Path) -> None:
+    """As when a log is led elsewhere from now on, while somebody reads it here."""
+    write(tmp_path, 1)
+
+    async def test(pool: ReaderPool) -> None:
+        stream = pool.stream(numbers, 10 * AHEAD_MAX)
+        assert await anext(stream) == 0
+        while stream._ready.qsize() < AHEAD_MAX:  # It waits until these are taken.
+            await asyncio.sleep(0.001)
+        pool.close()
+        with pytest.raises(Problem, match="not read here any more"):
+            async for _ in stream:
+                pass
+        await stream.aclose()
+
+    with_pool(tmp_path, test)
+
+
 def test_a_closed_walk_is_ended_in_its_thread_and_its_reader_is_back(tmp_path: Path) -> None:
     write(tmp_path, 1)
     ended_in: list[str] = []

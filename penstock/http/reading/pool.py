@@ -73,6 +73,10 @@ class ReaderPool:
         return self._lent
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def idle(self) -> int:
         """Readers that wait for somebody."""
         return len(self._idle)
@@ -177,6 +181,10 @@ class _Walk(Generic[T]):
         self._reader: LogReader | None = None
         self._items: Iterator[T] = iter(())
         self._keep = True
+
+    @property
+    def has_no_threads(self) -> bool:
+        return self._pool.is_closed
 
     def step(self) -> object:
         """The next item, or _END."""
@@ -290,6 +298,8 @@ class Stream(AsyncIterator[T]):
             last = Problem("unavailable", "the HTTP API stops; try again")
         except BaseException as error:  # noqa: BLE001 - it is raised where the items are taken
             last = error
+            if isinstance(error, RuntimeError) and self._walk.has_no_threads:
+                last = Problem("unavailable", "this log is not read here any more; try again")
         try:
             await loop.run_in_executor(self._threads, self._walk.end)
         except RuntimeError:
