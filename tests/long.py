@@ -53,6 +53,7 @@ RUNS = {
     "tests/nats/test_stream_contract.py",
     "openapi": PYTEST + "tests/http/test_openapi.py",
     "faults": PYTEST + "tests/cluster/test_faults.py",
+    "networks": PYTEST + "tests/cluster/test_partitions.py",
     "spark": "python -m tests.spark.large {seed}",
 }
 """The commands, for a seed."""

@@ -293,6 +293,10 @@ class Front(Backend):
             LOGS: {str(shard.number): shard.extent() for shard in self.shards if shard.keeps},
         }
 
+    @property
+    def answers_for_others(self) -> bool:
+        return self.shard_count > 1 and any(shard.led is not None for shard in self.shards)
+
     async def open_http(self) -> None:
         """The door is open already, and who answers there is a matter of roles."""
 

@@ -70,6 +70,12 @@ class Backend:
         """The server stops: nothing is handed out any more; then, a moment later, `dismiss`."""
         self.server.home.drain()
 
+    @property
+    def answers_for_others(self) -> bool:
+        """Whether callers at other front-ends come to its HTTP API: that goes on until its own clients are
+        gone, and its logs go to others then."""
+        return False
+
     def dismiss(self) -> None:
         """Let those clients go who hold nothing."""
         self.server.home.dismiss()

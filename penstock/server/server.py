@@ -257,7 +257,8 @@ class Server:
         for connection in list(self.connections):
             connection.say_closing()
         if self.second is not None:
-            if any(it.broker.taking.is_holding for it in self.served):
+            holds = any(it.broker.taking.is_holding for it in self.served)
+            if holds or self._backend.answers_for_others:
                 self.second.drain()
             else:
                 self.second.ask_to_stop(self.settings.drain_seconds)
@@ -291,7 +292,8 @@ class Server:
         self._check_drained()
 
     def _check_drained(self) -> None:
-        answered = self.second is None or not self.second.open_calls
+        second = None if self._backend.answers_for_others else self.second
+        answered = second is None or not second.open_calls
         is_read = not (self.rounds.waiting or self._throttled)
         if self._dismissed and self._backend.is_drained and answered and is_read:
             self._done.set()
@@ -357,8 +359,11 @@ class Server:
             connection.close()
             if not failed:
                 connection.leave(lost=False)
+        last_words = asyncio.ensure_future(self._last_words())
+        if self._backend.answers_for_others:
+            await last_words
         stopping = [self.second.stop(LAST_WORDS_SECONDS)] if self.second is not None else []
-        await asyncio.gather(self._last_words(), *stopping)
+        await asyncio.gather(last_words, *stopping)
         await self._backend.close()
         self._closed = True
         self.audit.tell(door="process", act="stop", result="failed" if self._exit else "done")
