@@ -5,6 +5,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -107,18 +108,54 @@ class Unable(BaseHTTPRequestHandler):
         pass
 
 
-def test_one_that_says_that_it_cannot_is_passed_over(broker: BrokerProcess) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Unable) as server:
+@contextmanager
+def served(kind: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """The port of one."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads = True
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        asking = Broker(urls(server.server_port, broker.ports["http"]), retry_seconds=20)
         try:
-            assert asking.get("offsets", queues="nowhere") == {"queues": [], "next": None}
-            assert Unable.asked == ["/healthz", "/v1/offsets?queues=nowhere"]
+            yield server.server_port
         finally:
-            asking.close()
             server.shutdown()
             serving.join()
+
+
+def test_one_that_says_that_it_cannot_is_passed_over(broker: BrokerProcess) -> None:
+    with served(Unable) as port:
+        asking = Broker(urls(port, broker.ports["http"]), retry_seconds=20)
+        assert asking.get("offsets", queues="nowhere") == {"queues": [], "next": None}
+        assert Unable.asked == ["/healthz", "/v1/offsets?queues=nowhere"]
+        asking.close()
+
+
+class Alone(Unable):
+    """A front-end that reaches no other one: for so many answers there is nothing of their logs."""
+
+    left: int
+
+    def do_GET(self) -> None:
+        body = b'{"status": "ok"}'
+        if self.path != "/healthz":
+            type(self).left -= 1
+            body = b'{"queues": [], "next": null, "missing": ["b-1a2b"]}'
+            if type(self).left < 0:
+                body = b'{"queues": [{"name": "q"}], "next": null}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_what_one_cannot_tell_whole_is_asked_of_all_in_turns() -> None:
+    """A queue that is not told is not gone. Whoever was asked first stays alone; the other one finds company,
+    which takes longer than somebody who has mistyped an address should wait."""
+    first, second = type("First", (Alone,), {"left": 1000}), type("Second", (Alone,), {"left": 1})
+    with served(first) as here, served(second) as there:
+        asking = Broker(urls(here, there), retry_seconds=5, contact_seconds=0.1)
+        assert asking.get("offsets", queues="q")["queues"] == [{"name": "q"}]
+        asking.close()
 
 
 def test_one_that_goes_while_it_is_read_from_is_replaced(broker: BrokerProcess) -> None:
