@@ -163,7 +163,7 @@ class Many:
 
     def __init__(self, fronts: Sequence[Server], nodes: Cluster | None = None, shards: int = 1) -> None:
         self.fronts = fronts
-        self._nodes = nodes
+        self.nodes = nodes
         self._shards = shards
         self._runs = iter(range(1, 1 << 20))
         self.leaders: list[int] = [0] * shards  # by shard: which front-end
@@ -214,7 +214,7 @@ class Many:
         def cpu_seconds() -> list[float]:
             for front in self.fronts:
                 front.quiet_cpu_seconds()
-            nodes = self._nodes.nodes if self._nodes is not None else []
+            nodes = self.nodes.nodes if self.nodes is not None else []
             return [_cpu_seconds(pid) for pid in [it.pid for it in self.fronts] + [it.pid for it in nodes]]
 
         before = cpu_seconds()
@@ -254,7 +254,8 @@ def _engine(front: Server) -> dict[str, Any]:
 
 
 @contextmanager
-def _many(shards: int) -> Iterator[Many]:
+def several(shards: int) -> Iterator[Many]:
+    """Three front-ends on three nodes, each with its share of the logs."""
     with disk_folder() as folder, ExitStack() as stack:
         nodes = Cluster(folder / "nats", 3)
         stack.callback(nodes.stop)
@@ -284,7 +285,7 @@ def _of_many_queues() -> list[Row]:
             rows.append((f"{QUEUES} queues, {wire}, one broker: CPU", alone[wire], "µs/msg", 0))
     for shards in (1, SHARDS):
         title = "one log" if shards == 1 else f"{shards} logs"
-        with _many(shards) as many:
+        with several(shards) as many:
             rests[shards] = many.rest()
             rows.append((f"at rest, {title}: CPU of three front-ends", rests[shards][0], "% core", 0))
             rows.append((f"at rest, {title}: memory of three front-ends", rests[shards][1], "MB", 0))

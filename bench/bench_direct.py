@@ -1,9 +1,10 @@
 """A queue of a cluster as Spark's tasks read it: over HTTP from a front-end, and straight from the nodes.
 
 Three NATS nodes and one front-end on this machine, and one task that plans and reads a whole queue, in turns;
-Spark itself is not here, because it does the same with what it gets in both ways. Figures are medians. On one
-machine the whole of it counts, so reading from the nodes is not the faster way here: it is there to take the
-work off the leader, and the CPU of each part shows how much that is.
+Spark itself is not here, because it does the same with what it gets in both ways. Then the same with three
+front-ends and several logs: over HTTP from the front-end that leads the queue, and through another one.
+Figures are medians. On one machine the whole of it counts, so reading from the nodes is not the faster way
+here: it is there to take the work off the leader, and the CPU of each part shows how much that is.
 """
 
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import peers
+from bench.bench_cluster import SHARDS, several
 from bench.server import Server, disk_folder
 from penstock.log.jetstream.cluster import Cluster
 from penstock.spark.api import ARROW_MEDIA, Broker
@@ -34,7 +36,7 @@ class Taken(NamedTuple):
     """What one pass over the queue took."""
 
     rows_per_second: float
-    front_us: float  # of CPU for each message
+    fronts_us: float  # of CPU for each message
     nodes_us: float
     reader_us: float
 
@@ -54,28 +56,57 @@ def run() -> Sequence[Row]:
             words = ("--engine", ",".join(nodes.urls), "--cluster-monitor", monitors)
             with peers.penstock(folder, http=True, more=words) as front:
                 _fill(front)
-                return list(_rows(front, nodes))
+                rows = _rows(
+                    [front],
+                    nodes,
+                    {
+                        "over HTTP": {"url": _url(front)},
+                        "from the nodes": {"url": _url(front), "engine": ",".join(nodes.urls)},
+                    },
+                )
         finally:
             close_links()
             nodes.stop()
+    return [*rows, *_of_several_logs()]
 
 
-def _rows(front: Server, nodes: Cluster) -> "list[Row]":
-    ways: dict[str, dict[str, str]] = {
-        "over HTTP": {},
-        "from the nodes": {"engine": ",".join(nodes.urls)},
-    }
+def _of_several_logs() -> list[Row]:
+    from penstock.spark.links import close_links
+
+    with several(SHARDS) as many:
+        assert many.nodes is not None
+        leader = many.leader(QUEUE)
+        there, elsewhere = many.fronts[leader], many.fronts[leader - 1]
+        _fill(there)
+        try:
+            return _rows(
+                many.fronts,
+                many.nodes,
+                {
+                    f"{SHARDS} logs, at the leader": {"url": _url(there)},
+                    f"{SHARDS} logs, at another one": {"url": _url(elsewhere)},
+                    f"{SHARDS} logs, from the nodes": {
+                        "url": _url(elsewhere),
+                        "engine": ",".join(many.nodes.urls),
+                    },
+                },
+            )
+        finally:
+            close_links()
+
+
+def _rows(fronts: Sequence[Server], nodes: Cluster, ways: dict[str, dict[str, str]]) -> list[Row]:
     taken: dict[str, list[Taken]] = {way: [] for way in ways}
     for number in range(ROUNDS + 1):
         for way, options in ways.items():
-            figures = _read(front, nodes, options)
+            figures = _read(fronts, nodes, options)
             if number:  # the first pass makes connections, and is not one of many
                 taken[way].append(figures)
     rows: list[Row] = []
     for way, passes in taken.items():
         middle = Taken(*(statistics.median(column) for column in zip(*passes, strict=True)))
         rows.append((f"one task, {way}", middle.rows_per_second, "rows/s", 0))
-        rows.append((f"one task, {way}: CPU of the front-end", middle.front_us, "µs/msg", 0))
+        rows.append((f"one task, {way}: CPU of all front-ends", middle.fronts_us, "µs/msg", 0))
         rows.append((f"one task, {way}: CPU of the three nodes", middle.nodes_us, "µs/msg", 0))
         rows.append((f"one task, {way}: CPU of the task", middle.reader_us, "µs/msg", 0))
     return rows
@@ -100,18 +131,18 @@ def _url(front: Server) -> str:
     return f"http://127.0.0.1:{front.ports['http']}"
 
 
-def _read(front: Server, nodes: Cluster, options: dict[str, str]) -> Taken:
+def _read(fronts: Sequence[Server], nodes: Cluster, options: dict[str, str]) -> Taken:
     from penstock.spark.options import BATCH, read_options
     from penstock.spark.reading import BatchReader
     from penstock.spark.source import schema_of
 
     def cpu_seconds() -> tuple[float, float, float]:
         below = sum(_cpu_seconds(node.pid) for node in nodes.nodes)
-        return front.quiet_cpu_seconds(), below, time.process_time()
+        return sum(front.cpu_seconds() for front in fronts), below, time.process_time()
 
     before = cpu_seconds()
     began = time.perf_counter()
-    said = {"url": _url(front), "subscribe": QUEUE, **options}
+    said = {"engine": "http", "subscribe": QUEUE, **options}
     reader = BatchReader(read_options(said, BATCH), schema_of("messages"))
     rows = sum(batch.num_rows for piece in reader.partitions() for batch in reader.read(piece))
     seconds = time.perf_counter() - began
