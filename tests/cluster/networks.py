@@ -129,9 +129,9 @@ class FarNode(Node):
     def url(self) -> str:
         return f"nats://{self.network.address}:{self.ports.client}"
 
-    def monitor(self, path: str, seconds: float = 2.0) -> Any:
+    def monitor(self, path: str) -> Any:
         with self.network.inside():
-            return super().monitor(path, seconds)
+            return super().monitor(path)
 
 
 class FarCluster(Cluster):
