@@ -1,8 +1,10 @@
-"""`penstock cluster up`: a NATS cluster and two front-ends on this machine, to try things out on.
+"""`penstock cluster up`: a NATS cluster and three front-ends on this machine, to try things out on.
 
 It stays until Ctrl-C (or SIGTERM), and then stops everything in order; a second Ctrl-C ends it at once. With
 `--folder` the data is kept and continued the next time; without, it is in a temporary folder that is removed.
 A process that ends meanwhile is told, with the last that it said: killing one is what this is for.
+
+`penstock cluster rights` prints what users of NATS must be allowed to do, as a file for its configuration.
 
 Exit codes: 0 stopped, 1 somebody did not start or nobody is left, 2 misuse.
 """
@@ -24,11 +26,14 @@ from penstock.cli.admin import at_least
 from penstock.cli.main import EXIT_FAILURE
 from penstock.common import tables, units
 from penstock.errors import Misuse
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.rights import rights_of_front_end, rights_of_reader, user_block
+from penstock.model.shards import SHARDS_DEFAULT
 
 if TYPE_CHECKING:
     from penstock.cluster.up import LocalCluster
 
-HELP = "start a NATS cluster and front-ends on this machine, to try them out"
+HELP = "start a NATS cluster and front-ends on this machine, to try them out; print rights in NATS"
 
 LOOK_SECONDS: Final = 0.5
 NODES: Final = (1, 3, 5)
@@ -38,7 +43,11 @@ PORT_BASE_MAX: Final = 65_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("up",), help="start it, and stay until Ctrl-C")
+    parser.add_argument(
+        "action",
+        choices=("up", "rights"),
+        help="up: start it, and stay until Ctrl-C; rights: print the users that NATS needs for a cluster",
+    )
     parser.add_argument(
         "--folder",
         metavar="DIR",
@@ -50,9 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--front-ends",
         type=at_least(0),
-        default=2,
+        default=3,
         metavar="N",
-        help="brokers that share the log (default: %(default)s)",
+        help="brokers that share the logs (default: %(default)s)",
     )
     parser.add_argument(
         "--port-base",
@@ -63,14 +72,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards",
         type=at_least(1),
-        default=1,
         metavar="N",
-        help="logs that share the queues, of a cluster that is new (default: 1)",
+        help=f"logs that share the queues, of a cluster that is new (default: {SHARDS_DEFAULT})",
+    )
+    parser.add_argument(
+        "--name",
+        default=LogNames().log,
+        help="rights: [cluster] name of the front-ends (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="for programs: the addresses as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "rights":
+        return _rights(LogNames(args.name), args.shards or SHARDS_DEFAULT)
     from penstock.cluster.up import NODE_PORTS_FROM, PORTS_EACH, LocalCluster
 
     if args.front_ends > NODE_PORTS_FROM // PORTS_EACH:
@@ -98,6 +113,17 @@ def run(args: argparse.Namespace) -> int:
         if not args.folder:
             shutil.rmtree(folder, ignore_errors=True)
     return code
+
+
+def _rights(names: LogNames, shards: int) -> int:
+    front, reader = rights_of_front_end(names, shards), rights_of_reader(names, shards)
+    print(f"# For {units.counted(shards, 'log')} of cluster {names.log}. Replace the passwords.")
+    print("users: [")
+    print(user_block("penstock", '"replace-this"', front), end="")
+    print("    # Only where Spark reads straight from NATS.")
+    print(user_block("spark", '"replace-this-too"', reader), end="")
+    print("]")
+    return 0
 
 
 def _stay(local: "LocalCluster") -> int:

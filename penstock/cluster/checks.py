@@ -36,8 +36,8 @@ from enum import Enum
 from http.client import HTTPException
 from typing import Any, Final, NamedTuple
 
-from penstock.cluster.election import shards_found
-from penstock.cluster.nodes import servers_of, wire_options
+from penstock.cluster.election import has_one_log, shards_found
+from penstock.cluster.nodes import servers_of, shards_wanted, wire_options
 from penstock.common.given import SettingsError
 from penstock.common.journal import log
 from penstock.common.tls import client_context
@@ -396,8 +396,9 @@ async def _shards(api: JetStream, info: Said, settings: Settings) -> int:
     found = None
     if info.get("jetstream"):
         with contextlib.suppress(JetStreamTrouble):  # It is not there, or rights lack, which is told.
-            found = await shards_found(api, LogNames(settings.cluster.name))
-    return found or settings.cluster.shards or 1
+            names = LogNames(settings.cluster.name)
+            found = await shards_found(api, names) or (1 if await has_one_log(api, names) else None)
+    return found or shards_wanted(settings)
 
 
 async def _check_rights(api: JetStream, settings: Settings, shards: int) -> Finding:

@@ -30,7 +30,7 @@ from penstock.cluster.clocks import APART_US, CLOCK, LEADS, TIME, Clocks
 from penstock.cluster.door import RelayDoor
 from penstock.cluster.election import ASK_SECONDS, Election, shards_of
 from penstock.cluster.info import cluster_info
-from penstock.cluster.nodes import front_end_id, relay_files, servers_of, wire_options
+from penstock.cluster.nodes import front_end_id, relay_files, servers_of, shards_wanted, wire_options
 from penstock.cluster.pipe import HttpPipe, open_way
 from penstock.cluster.records import HOME, LOGS, WARM, Claim, Role, View
 from penstock.cluster.routing import Router
@@ -250,7 +250,7 @@ class Front(Backend):
         wanted, replicas, names = self._cluster.shards, self._cluster.replicas, self._names
         await self.asked(make_missing(self.nats, names.cluster_settings(replicas)))
         self._can_have(wanted or 1)  # before it is made so
-        count = await self.asked(shards_of(self.nats.api, names, wanted or 1))
+        count = await self.asked(shards_of(self.nats.api, names, shards_wanted(self.server.settings)))
         if wanted is not None and wanted != count:
             raise SettingsError(
                 f"cluster.shards = {wanted}: this cluster was made with {count}, and keeps that number; set "

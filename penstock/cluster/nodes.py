@@ -17,6 +17,7 @@ from penstock.log.jetstream.credentials import Credentials, CredentialsError, re
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.servers import Server, parse_servers
+from penstock.model.shards import SHARDS_DEFAULT
 from penstock.server.settings import ClusterSettings, Settings
 
 _ID_CHARACTERS_MAX = 64
@@ -38,6 +39,11 @@ def front_end_id(cluster: ClusterSettings) -> str:
     process = f"-{os.getpid()}"
     host = re.sub("[^A-Za-z0-9_-]", "-", socket.gethostname())
     return host[: _ID_CHARACTERS_MAX - len(process)] + process
+
+
+def shards_wanted(settings: Settings) -> int:
+    """How many logs a cluster gets that is new. One that is archived has one."""
+    return settings.cluster.shards or (SHARDS_DEFAULT if settings.archive.path is None else 1)
 
 
 def wire_options(cluster: ClusterSettings) -> LinkOptions:

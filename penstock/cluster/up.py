@@ -31,6 +31,7 @@ from penstock.log.jetstream.cluster import Cluster, Ports, server_path
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.rights import Rights, rights_of_front_end, rights_of_reader, user_block
 from penstock.log.private import make_folder, open_private
+from penstock.model.shards import SHARDS_DEFAULT
 
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 30.0
@@ -69,7 +70,7 @@ class Ended(NamedTuple):
 class FrontEnd:
     """`penstock serve` on the nodes of a cluster."""
 
-    def __init__(self, name: str, folder: Path, port_first: int | None, shards: int) -> None:
+    def __init__(self, name: str, folder: Path, port_first: int | None, shards: int | None) -> None:
         self.name = name
         self._shards = shards
         self.addresses: dict[str, str] = {}
@@ -109,7 +110,7 @@ class FrontEnd:
             *("--cluster-monitor", monitors),
             *("--cluster-credentials", str(self._credentials)),
             *("--cluster-replicas", str(REPLICAS_MAX if len(cluster.nodes) >= REPLICAS_MAX else 1)),
-            *("--cluster-shards", str(self._shards)),
+            *(("--cluster-shards", str(self._shards)) if self._shards is not None else ()),
             *doors,
         ]
 
@@ -156,12 +157,19 @@ class LocalCluster:
     """Used with `try: start() … finally: stop()`."""
 
     def __init__(
-        self, folder: Path, nodes: int, front_ends: int, port_base: int | None = None, shards: int = 1
+        self,
+        folder: Path,
+        nodes: int,
+        front_ends: int,
+        port_base: int | None = None,
+        shards: int | None = None,
     ) -> None:
+        """`shards`: of a cluster that is new; one that was kept has as many as it had."""
         self.folder = folder
         self._passwords = {user: secrets.token_hex(16) for user in USERS}
+        most = shards or SHARDS_DEFAULT
         users = "".join(
-            user_block(user, self._passwords[user], rights(LogNames(), shards))
+            user_block(user, self._passwords[user], rights(LogNames(), 1) | rights(LogNames(), most))
             for user, rights in USERS.items()
         )
         settings = f"authorization {{\n  users: [\n{users}  ]\n}}\n"

@@ -8,6 +8,8 @@ from functools import lru_cache
 from zlib import crc32
 
 SHARDS_MAX = 256
+SHARDS_DEFAULT = 16
+"""Of a cluster that is new: good for three or four front-ends."""
 
 
 @lru_cache(10_000)

@@ -29,6 +29,7 @@ from penstock.log.disk import AUDIT
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies, door_of
 from penstock.model.rights import WORDS, User, matcher
+from penstock.model.shards import SHARDS_DEFAULT, SHARDS_MAX
 from penstock.server.setting_kinds import (
     LABEL,
     LOG_NAME,
@@ -161,7 +162,7 @@ class ClusterSettings:
     listen: TcpAddress = _RELAY_ADDRESS  # where other front-ends connect while this one leads
     advertise: TcpAddress | None = None  # where they reach that; None: where it really listens
     replicas: int = 3
-    shards: int | None = None  # logs, of a cluster that is new; None: as many as it has, or one
+    shards: int | None = None  # logs, of a cluster that is new; None: as many as it has, or `SHARDS_DEFAULT`
     credentials: str | None = None  # a .creds file, or one with the seed of an nkey or USER:PASSWORD
     tls_ca: str | None = None  # files in PEM form; None: what the system trusts
     tls_certificate: str | None = None  # what this front-end shows to the NATS servers
@@ -524,8 +525,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _of(
         "cluster",
         "shards",
-        Whole(1, 256),
-        "how many logs a new cluster has, which share its queues; it keeps them",
+        Whole(1, SHARDS_MAX),
+        f"how many logs a new cluster has, which share its queues ({SHARDS_DEFAULT}); it keeps them",
     ),
     _of(
         "cluster",

@@ -139,7 +139,7 @@ class Site:
         self._count = fronts
         self._apart = apart
         self.shards = shards
-        self.flags = (*flags, *(("--cluster-shards", str(shards)) if shards > 1 else ()))
+        self.flags = (*flags, "--cluster-shards", str(shards))
         self._queues = count()
 
     def _cluster(self, folder: Path, nodes: int, settings: str) -> Cluster:

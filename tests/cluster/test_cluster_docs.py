@@ -49,6 +49,9 @@ def test_the_settings_of_a_front_end_are_settings(tmp_path: Path) -> None:
 def test_nats_takes_the_configuration_of_a_node(tmp_path: Path) -> None:
     config = next(text for text in blocks("text") if text.startswith("server_name"))
     (tmp_path / "nats.conf").write_text(config.replace("/var/lib/nats", str(tmp_path)))
+    (line,) = re.findall(r"^    penstock (cluster rights) > /etc/nats/(\S+)$", PAGE, re.MULTILINE)
+    with open(tmp_path / line[1], "w") as file:
+        subprocess.run([sys.executable, "-m", "penstock", *line[0].split()], stdout=file, check=True)
     done = subprocess.run(
         [server_path(), "-t", "--config", tmp_path / "nats.conf"], capture_output=True, text=True, check=False
     )
@@ -65,21 +68,23 @@ def test_the_rights_of_users_are_those_that_are_needed() -> None:
         for way, subjects in (("publish", front.publish), ("subscribe", front.subscribe))
         for subject, reason in subjects.items()
     ]
-    printed = [
-        subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
-        for command in re.findall(r"^    python -c '(.+)'$", PAGE, re.MULTILINE)
-    ]
-    assert [text.strip() for text in printed] == [
-        user_block("penstock", '"replace-this"', rights_of_front_end(LogNames(), 16)).strip(),
-        user_block("spark", '"replace-this-too"', rights_of_reader(LogNames(), 16)).strip(),
-    ]
-    node = next(text for text in blocks("text") if text.startswith("server_name"))
-    assert user_block("penstock", '"replace-this"', front) in node
-    assert user_block("spark", '"replace-this-too"', reader) in node
     (user,) = VALUES["merge"]["authorization"]["users"]
     assert user["permissions"] == {"publish": [*front.publish], "subscribe": [*front.subscribe]}
     spark = (DOCS / "spark.md").read_text(encoding="utf-8")
     assert f"publish:   {', '.join(reader.publish)}\nsubscribe: {', '.join(reader.subscribe)}\n" in spark
+
+
+def test_the_rights_of_several_logs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    for flags, names, shards in (
+        ([], LogNames(), 16),
+        (["--shards", "1", "--name", "eu"], LogNames("eu"), 1),
+    ):
+        assert command.run(parser.parse_args(["rights", *flags])) == 0
+        printed = capsys.readouterr().out
+        assert user_block("penstock", '"replace-this"', rights_of_front_end(names, shards)) in printed
+        assert user_block("spark", '"replace-this-too"', rights_of_reader(names, shards)) in printed
 
 
 def test_no_example_is_without_a_user(tmp_path: Path) -> None:

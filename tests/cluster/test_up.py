@@ -21,6 +21,7 @@ from penstock.cluster.up import LocalCluster, UpError
 from penstock.log.jetstream.cluster import _free_ports
 from penstock.log.jetstream.credentials import read_credentials
 from penstock.log.jetstream.errors import LinkError
+from penstock.model.shards import SHARDS_DEFAULT
 from tests.nats.cluster import api, linked, stream_settings
 from tests.server.harness import until
 
@@ -268,7 +269,9 @@ def test_nobody_is_let_in_without_a_password_and_none_is_shown(begin: Begin, tmp
 def test_what_is_sent_at_one_front_end_is_received_at_the_other(begin: Begin, tmp_path: Path) -> None:
     flags = ("--json", "--folder", str(tmp_path / "data"))
     up = begin(*flags)
-    first, second = told(up)["front_ends"]
+    first, second, third = told(up)["front_ends"]
+    with urllib.request.urlopen(f"http://{third['http']}/v1/engine", timeout=WAIT_SECONDS) as reply:
+        assert len(json.load(reply)["cluster"]["shards"]) == SHARDS_DEFAULT
     with connect(f"phpmq://{first['phpmq']}") as mq:
         mq.send("orders", b"hello")
     with connect(f"phpmq://{second['phpmq']}") as mq:
@@ -289,7 +292,7 @@ def test_what_is_sent_at_one_front_end_is_received_at_the_other(begin: Begin, tm
 
 @pytest.mark.long
 def test_every_front_end_shows_the_cluster(begin: Begin) -> None:
-    up = begin("--json")
+    up = begin("--json", "--front-ends", "2", "--shards", "1")
 
     def seen(front_end: dict[str, str]) -> dict[str, Any]:
         with urllib.request.urlopen(f"http://{front_end['http']}/v1/engine", timeout=WAIT_SECONDS) as reply:

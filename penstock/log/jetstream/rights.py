@@ -23,6 +23,10 @@ class Rights:
     publish: Mapping[str, str]  # subject, and what for
     subscribe: Mapping[str, str]
 
+    def __or__(self, other: "Rights") -> "Rights":
+        """What either of them has."""
+        return Rights({**self.publish, **other.publish}, {**self.subscribe, **other.subscribe})
+
 
 def rights_of_front_end(names: LogNames, shards: int = 1) -> Rights:
     state, key = names.state_stream, names.key_stream
