@@ -67,7 +67,11 @@ NEAR = {
     "penstock/log/retention.py": ("tests/log/test_retention.py",),
     "penstock/log/log.py": ("tests/log/test_contract.py", "tests/log/test_disk_full.py"),
     "penstock/log/sealer.py": ("tests/log/test_contract.py", "tests/log/test_log_settings.py"),
-    "penstock/log/staging.py": ("tests/log/test_staging.py", "tests/log/test_contract.py"),
+    "penstock/log/staging.py": (
+        "tests/log/test_staging.py",
+        "tests/log/test_contract.py",
+        "tests/log/test_disk_full.py",
+    ),
     "penstock/log/transactions.py": ("tests/log/test_contract.py", "tests/log/test_commit_turns.py"),
     "penstock/log/backup/restoring.py": ("tests/log/test_backup.py",),
     "penstock/log/committer.py": (

@@ -871,6 +871,15 @@ def test_room_is_asked_for_by_what_is_written_and_for_a_whole_turn(attributes: b
     assert rig.engine._committer._stalled is None
 
 
+def test_there_is_no_room_for_a_stage_either() -> None:
+    settings = LogSettings(segment_bytes=16 * 1024, cache_bytes=0, snapshot_blocks=1000)
+    rig = Rig(simulated(SimDisk(capacity_bytes=4 * 16 * 1024), settings))
+    fill(rig)
+    with pytest.raises(DiskFull, match="no room for"):
+        rig.engine.stage("key", [("orders", Batch.of([b"x" * 100]))], rig.now_us, lambda result: None)
+    assert rig.engine.stages_count == 0
+
+
 def test_room_for_a_stage_that_is_on_its_way_is_nobody_else_s() -> None:
     """It is written piece by piece, and whoever sends meanwhile does not take what was found for it."""
     segment_bytes = 16 * 1024
