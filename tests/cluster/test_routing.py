@@ -183,6 +183,20 @@ def test_who_leaves_with_settlements_under_way_consumes_no_more_and_has_settled(
     assert houses.ready(A) == 1
 
 
+@pytest.mark.parametrize("why", ["idle", "blocked"])
+def test_who_is_not_heard_of_or_does_not_read_gets_nothing_from_any_shard(houses: Houses, why: str) -> None:
+    houses.port("s").say(send(A, b"first"), send(B, b"second"))
+    worker = houses.port("w", "rq")
+    worker.say(Consume(A, 5))
+    getattr(houses.broker, why)(worker, True)
+    worker.say(Consume(B, 5))  # a shard that it had no port in
+    houses.turn()
+    assert not worker.got
+    getattr(houses.broker, why)(worker, False)
+    houses.turn()
+    assert sorted(worker.payloads()) == [b"first", b"second"]
+
+
 def test_a_shard_that_says_nothing_is_not_waited_for_for_ever(houses: Houses) -> None:
     worker = at_work(houses)
     houses.broker.detach(worker, houses.now)

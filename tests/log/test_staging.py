@@ -1,13 +1,14 @@
 """How stages go into the log: piece by piece, beside everybody else, through nobody's cache. And that a
 commit of them is what the same messages in one transaction are."""
 
+import errno
 import gc
 import os
 import random
 import sys
 from itertools import groupby
 
-from penstock.log.errors import LogError
+from penstock.log.errors import LogError, LogFailed
 from penstock.log.log import Log
 from penstock.log.results import StageInfo, Stored, TransactionDone
 from penstock.log.state import LogSettings
@@ -99,6 +100,17 @@ def test_what_waits_is_let_go_of_when_it_is_stored() -> None:
     gc.collect()
     assert sys.getrefcount(payload) == before, "a stage that is in the log is in memory, too"
     assert rig.engine.bytes_in_flight == 0
+
+
+def test_all_that_wait_hear_that_the_log_has_failed() -> None:
+    rig = Rig(LogSettings(stage_group_bytes=1000))
+    came: list[StageInfo | LogError] = []
+    for number in range(3):
+        parts = [("orders", Batch.of([bytes(100)] * 40))]
+        rig.engine.stage(f"key-{number}", parts, rig.now_us, came.append)
+    rig.disk.fail("write", 2, errno.EIO)
+    rig.turn()
+    assert [type(it) for it in came] == [LogFailed] * 3
 
 
 # --- the same as one transaction ---------------------------------------------------------------------
