@@ -11,6 +11,7 @@ Rules that always hold:
 from array import array
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.doors import Pace
 from penstock.cluster.columns import pack_batches
 from penstock.cluster.frames import (
     COUNT,
@@ -54,6 +55,7 @@ class LeaderLink(Link):
         self.epochs = {MAIN: 0, AGAIN: 0}
         self.words_number = NO_NUMBER  # the last that came
         self.is_full = False
+        self.pace = Pace()  # of the queues that its clients make
         self._shout: tuple[str, Batch, list[int]] | None = None  # a broadcast, and for whom
 
     def on_open(self) -> None:

@@ -3,6 +3,9 @@
 See `lanes.py` for what is agreed. A shipment is stored whole, as one transaction, or refused whole: then the
 follower is told for the sake of which of its parts, and everything that it has sent behind it is passed over.
 
+Clients that make queues are slowed down as those of this front-end are (`queues-new-per-second`), all of one
+follower together: what they send to new ones waits there, as where there is no room, and nobody else does.
+
 Rule that always holds: the newest key of a lane in the log tells which numbers are stored, here and after any
 change of leaders.
 """
@@ -15,11 +18,19 @@ from penstock.broker.broker import Broker
 from penstock.cluster.frames import NUMBER, Frame, Kind, encode_frame, encode_json
 from penstock.cluster.lanes import number_of, series_of, unpack_shipment
 from penstock.cluster.leader_link import LeaderLink
+from penstock.errors import PenstockError
 from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull, QueueUnknown
 from penstock.log.log import Log
 from penstock.log.results import TransactionDone
 from penstock.model.batch import Batch
 from penstock.model.policy import QueueNameError
+
+
+class TooManyNew(PenstockError):
+    """A front-end's clients make queues faster than they may: the next ones wait, as for room."""
+
+    def __init__(self) -> None:
+        super().__init__("queues are made faster than queues-new-per-second")
 
 
 class Storing:
@@ -44,6 +55,10 @@ class Storing:
         refusal = self._check_names([queue for queue, _ in parts])
         if refusal is not None:
             self._refuse(link, lane, number, *refusal)
+            return
+        new = [at for at, (queue, _) in enumerate(parts) if not self._log.has_queue(queue)]
+        if new and not link.pace.allows(len(new), self._broker.doors.new_per_second, now_us):
+            self._refuse(link, lane, number, new, TooManyNew())
             return
         try:
             self._log.transact(f"{series}{number}", parts, now_us, stored)
@@ -98,12 +113,12 @@ class Storing:
         lane: int,
         number: int,
         parts: list[int],
-        error: LogError | QueueNameError,
+        error: LogError | QueueNameError | TooManyNew,
         *,
         never: bool = False,
     ) -> None:
         link.epochs[lane] += 1
-        full = isinstance(error, DiskFull | QueueFull)
+        full = isinstance(error, DiskFull | QueueFull | TooManyNew)
         fields = {"number": number, "parts": parts, "full": full, "never": never, "text": str(error)}
         fields["disk"] = isinstance(error, DiskFull)
         link.write(encode_frame(Kind.REFUSED, encode_json(fields), flag=lane))

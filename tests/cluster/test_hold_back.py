@@ -89,6 +89,27 @@ def test_senders_into_a_full_queue_wait_and_others_do_not(leader: Leader, follow
         wire.close()
 
 
+def test_who_makes_many_queues_waits_and_others_do_not(leader: Leader, follower: Follower) -> None:
+    """As at the leader itself: names cost memory, and everybody's time."""
+    thread = leader.thread
+    leader.broker.doors.new_per_second = 100
+    busy, other = follower.wire("phpmq"), follower.wire("phpmq")
+    send(other, b"there", b"0")
+    thread.until(lambda: leader.counts_now("there")[0] == 1, "the first queue")
+    names = [b"new.%d" % number for number in range(260)]
+    busy.say(*[phpmq(1, (1, name), (2, b"x")) for name in names[:200]])
+    thread.until(lambda: leader.counts_now("new.199")[0] == 1, "so many at once")
+    busy.say(*[phpmq(1, (1, name), (2, b"x")) for name in names[200:]])
+    thread.until(lambda: follower.remote.holds_back == 1, "it to be held")
+    assert thread.call(lambda: leader.engine.queue_count) < len(names)
+    send(other, b"there", b"1")
+    thread.until(lambda: leader.counts_now("there")[0] == 2, "who makes none to go on")
+    thread.until(lambda: all(leader.counts_now(name.decode())[0] == 1 for name in names), "all of them")
+    thread.until(lambda: follower.remote.holds_back == 0, "it to be read again")
+    busy.close()
+    other.close()
+
+
 @pytest.mark.parametrize("before_bytes", [0, 2000], ids=["all together are too much", "one alone is"])
 def test_messages_with_a_ttl_and_without_wait_in_their_order(
     leader: Leader, follower: Follower, before_bytes: int
