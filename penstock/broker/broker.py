@@ -53,12 +53,15 @@ class Broker:
         queue_name_bytes_max: int = 255,
         queues_max: int = 100_000,
         queues_new_per_second: int = 1000,
+        queues_elsewhere: Callable[[], int] = lambda: 0,
         numbers: "counter[int] | None" = None,
     ) -> None:
         self._log = log
         self._wants_turn = wants_turn
         self.ports = ports = Ports(numbers)
-        self.doors = doors = Doors(log, queue_name_bytes_max, queues_max, queues_new_per_second)
+        self.doors = doors = Doors(
+            log, queue_name_bytes_max, queues_max, queues_new_per_second, queues_elsewhere
+        )
         self.requests = requests = Requests(log, ports, wants_turn)
         self.hand_out = hand_out = HandOut(log, ports, doors, requests, wants_turn)
         self.claims = Claims(log, doors, hand_out)

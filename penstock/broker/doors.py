@@ -4,7 +4,7 @@ A queue has doors while somebody consumes there: most of many queues have none. 
 queue of that name it is a stranger, which counts towards the limit of queues.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock.broker.consumers import Consumers
 from penstock.broker.port import Port
@@ -59,10 +59,27 @@ class QueueDoors:
 class Doors:
     """Those of all queues."""
 
-    __slots__ = ("_log", "_name_bytes_max", "_queues_max", "by_queue", "new_per_second", "strangers")
+    __slots__ = (
+        "_elsewhere",
+        "_log",
+        "_name_bytes_max",
+        "_queues_max",
+        "by_queue",
+        "new_per_second",
+        "strangers",
+    )
 
-    def __init__(self, log: Log, name_bytes_max: int, queues_max: int, new_per_second: int) -> None:
+    def __init__(
+        self,
+        log: Log,
+        name_bytes_max: int,
+        queues_max: int,
+        new_per_second: int,
+        elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`elsewhere`: how many there are in other logs of this process, which share the limit."""
         self._log = log
+        self._elsewhere = elsewhere
         self.new_per_second = new_per_second
         self._name_bytes_max = name_bytes_max
         self._queues_max = queues_max
@@ -92,10 +109,14 @@ class Doors:
                 check_queue_name(queue, self._name_bytes_max)
                 if not self._log.has_queue(queue):
                     new.add(queue)
-        if new and self._log.queue_count + len(self.strangers) + len(new) > self._queues_max:
+        if new and self.count + len(new) + self._elsewhere() > self._queues_max:
             raise LogRefused(
                 f"queue {min(new)!r}: there are {self._queues_max} queues already, the limit of queues-max"
             )
+
+    @property
+    def count(self) -> int:
+        return self._log.queue_count + len(self.strangers)
 
     def queue_gone(self, queue: str) -> None:
         """It was deleted. Who consumes there waits for the next one of that name."""

@@ -158,6 +158,7 @@ class Server:
             queue_name_bytes_max=self.limits.queue_name_bytes_max,
             queues_max=self.limits.queues_max,
             queues_new_per_second=self.limits.queues_new_per_second,
+            queues_elsewhere=lambda: sum(it.broker.doors.count for it in self.served if it.log is not opened),
             numbers=self._port_numbers,
         )
 

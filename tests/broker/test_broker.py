@@ -782,3 +782,16 @@ def test_a_standing_demand_waits_where_a_queue_is_paused(house: House) -> None:
     house.broker.stir("q")
     house.turn()
     assert worker.payloads() == [b"a"]
+
+
+def test_queues_in_other_logs_of_the_process_count_too(tmp_path: Path) -> None:
+    """They share the limit, which is for its memory; and none that is there is refused."""
+    house, elsewhere = House(tmp_path), [1]
+    house.broker = Broker(house.log, lambda: None, queues_max=3, queues_elsewhere=lambda: elsewhere[0])
+    port = house.port("s")
+    port.say(send("a", b"1"), send("b", b"1"), send("c", b"1"))
+    assert port.heard("refused") == [1]
+    assert "the limit of queues-max" in str(port.heard("log"))
+    elsewhere[0] = 7  # another log is led here now
+    port.say(send("a", b"2"))
+    assert house.log.describe("a").offset_end == 2
