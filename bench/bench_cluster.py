@@ -13,11 +13,12 @@ them, by its name:
                    written in Python, and their own time is in it
 
 Many queues, `QUEUES` of them at once, each with a producer and a consumer, end to end: with one broker on its
-own disk, and with three front-ends that have one log or 16.
+own disk, with a single front-end, and with three front-ends that have one log or 16.
 
     spread         each pair is at any front-end, whoever leads its queue
     at the leader  each pair is where its queue is led
     at rest        what the front-ends take when nobody is connected
+    one commit     of a transaction that has a message for each of `COMMIT_QUEUES` queues
 """
 
 import json
@@ -56,7 +57,9 @@ FRONT_ENDS = 3
 LED_GOAL_PERCENT = 45.0
 SPREAD_GOAL = 1.6
 AT_LEADER_GOAL = 1.1
-"""Times the CPU of one broker, for each message."""
+"""Times the CPU of a single front-end, for each message."""
+
+COMMIT_QUEUES = 10_000
 
 REST_SECONDS = 20.0
 SETTLED_SECONDS_MAX = 90.0
@@ -71,7 +74,7 @@ def running() -> Iterator[tuple[Server, Server, Cluster]]:
         stack.callback(nodes.stop)
         nodes.start()
         monitors = ",".join(f"http://127.0.0.1:{node.ports.monitor}" for node in nodes.nodes)
-        words = ("--engine", ",".join(nodes.urls), "--cluster-monitor", monitors)
+        words = ("--engine", ",".join(nodes.urls), "--cluster-monitor", monitors, "--cluster-shards", "1")
         yield (
             stack.enter_context(_front_end(folder / "leader", words)),
             stack.enter_context(_front_end(folder / "follower", words)),
@@ -227,6 +230,27 @@ class Many:
         fronts = each[: len(self.fronts)]
         return fronts, sum(fronts), sum(each[len(self.fronts) :])
 
+    def commit(self) -> float:
+        """Seconds that one commit takes which has a message for each of many queues."""
+        run = next(self._runs)
+        names = (f"commit.{run}.{number}" for number in range(COMMIT_QUEUES))
+        rows = "".join(f'{{"queue": "{name}", "value": "x"}}\n' for name in names)
+        key = f"commit/{run}"
+        stage = self._post(f"/v1/stages?transaction={key}", rows, "application/x-ndjson")["stage"]
+        began = time.monotonic()
+        self._post(
+            "/v1/transactions", json.dumps({"transaction": key, "stages": [stage]}), "application/json"
+        )
+        return time.monotonic() - began
+
+    def _post(self, path: str, body: str, media: str) -> dict[str, Any]:
+        # Any: JSON.
+        url = f"http://127.0.0.1:{self.fronts[0].ports['http']}{path}"
+        asked = urllib.request.Request(url, body.encode(), {"Content-Type": media})
+        with urllib.request.urlopen(asked, timeout=RUN_SECONDS_MAX) as answer:
+            told: dict[str, Any] = json.load(answer)
+            return told
+
     def rest(self) -> tuple[float, float]:
         """Percent of a core, of all processes of all front-ends, and MB of memory."""
         for front in self.fronts:
@@ -254,8 +278,8 @@ def _engine(front: Server) -> dict[str, Any]:
 
 
 @contextmanager
-def several(shards: int) -> Iterator[Many]:
-    """Three front-ends on three nodes, each with its share of the logs."""
+def several(shards: int, front_ends: int = FRONT_ENDS) -> Iterator[Many]:
+    """Front-ends on three nodes, each with its share of the logs."""
     with disk_folder() as folder, ExitStack() as stack:
         nodes = Cluster(folder / "nats", 3)
         stack.callback(nodes.stop)
@@ -263,7 +287,7 @@ def several(shards: int) -> Iterator[Many]:
         monitors = ",".join(f"http://127.0.0.1:{node.ports.monitor}" for node in nodes.nodes)
         words = ("--engine", ",".join(nodes.urls), "--cluster-monitor", monitors)
         fronts = []
-        for number in range(FRONT_ENDS):
+        for number in range(front_ends):
             (folder / f"front-{number}").mkdir()
             more = (*words, "--cluster-shards", str(shards), "--cluster-id", f"front-{number}")
             fronts.append(
@@ -278,17 +302,24 @@ def _of_many_queues() -> list[Row]:
     rows: list[Row] = []
     rests: dict[int, tuple[float, float]] = {}
     alone: dict[str, float] = {}
+    single: dict[str, float] = {}
     with disk_folder() as folder, peers.penstock(folder, http=True) as server:
         many = Many([server])
         for wire in ("phpmq", "rq"):
             alone[wire] = many.measure(wire, lambda *_: 0)[1]
             rows.append((f"{QUEUES} queues, {wire}, one broker: CPU", alone[wire], "µs/msg", 0))
+    with several(1, 1) as many:
+        for wire in ("phpmq", "rq"):
+            single[wire] = many.measure(wire, lambda *_: 0)[1]
+            rows.append((f"{QUEUES} queues, {wire}, a single front-end: CPU", single[wire], "µs/msg", 0))
     for shards in (1, SHARDS):
         title = "one log" if shards == 1 else f"{shards} logs"
         with several(shards) as many:
             rests[shards] = many.rest()
             rows.append((f"at rest, {title}: CPU of three front-ends", rests[shards][0], "% core", 0))
             rows.append((f"at rest, {title}: memory of three front-ends", rests[shards][1], "MB", 0))
+            took = statistics.median(many.commit() for _ in range(3))
+            rows.append((f"one commit into {COMMIT_QUEUES:,} queues, {title}", took, "s", 1.0))
             if shards > 1:
                 led = max(many.led_percent(queues_of(run)) for run in range(1, 4))
                 shared = max(Counter(many.leaders).values()) / shards * 100
@@ -308,8 +339,9 @@ def _of_many_queues() -> list[Row]:
                     rows += [
                         (f"{what}: CPU of front-end {n}", us, "µs/msg", 0) for n, us in enumerate(each, 1)
                     ]
-                    rows.append((f"{what}: CPU of all front-ends", together, "µs/msg", goal * alone[wire]))
-                    rows.append((f"{what}: beside one broker", together / alone[wire], "x", goal))
+                    rows.append((f"{what}: CPU of all front-ends", together, "µs/msg", goal * single[wire]))
+                    rows.append((f"{what}: beside a single front-end", together / single[wire], "x", goal))
+                    rows.append((f"{what}: beside one broker", together / alone[wire], "x", 0))
                     rows.append((f"{what}: CPU of the three nodes", nodes, "µs/msg", 0))
     more_core, more_mb = (rests[SHARDS][it] - rests[1][it] for it in (0, 1))
     rows.append((f"at rest, {SHARDS} logs, more than one: CPU, each front-end", more_core / 3, "% core", 1.0))

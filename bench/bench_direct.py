@@ -53,7 +53,7 @@ def run() -> Sequence[Row]:
         try:
             nodes.start()
             monitors = ",".join(f"http://127.0.0.1:{node.ports.monitor}" for node in nodes.nodes)
-            words = ("--engine", ",".join(nodes.urls), "--cluster-monitor", monitors)
+            words = ("--engine", ",".join(nodes.urls), "--cluster-monitor", monitors, "--cluster-shards", "1")
             with peers.penstock(folder, http=True, more=words) as front:
                 _fill(front)
                 rows = _rows(
