@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
@@ -77,6 +78,7 @@ class Admin:
         )
         self._line = HttpLine(parse_url(self.url, "http"), options)
         self._core = HttpCore(options)
+        self._missing: list[Any] = []  # of a cluster with several logs, as it was told last
 
     def __enter__(self) -> "Admin":
         return self
@@ -125,7 +127,13 @@ class Admin:
 
     def _ask(self, request: Request) -> Answer:
         with self._told():
-            return self._line.ask(request)
+            answer = self._line.ask(request)
+        missing = answer.get("missing")
+        if isinstance(missing, list) and missing != self._missing:
+            whose = printable(", ".join(map(str, missing)))
+            print(f"penstock: without what {whose} has, which does not answer", file=sys.stderr, flush=True)
+            self._missing = missing
+        return answer
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

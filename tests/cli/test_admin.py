@@ -7,6 +7,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -571,15 +572,42 @@ class NoBroker(http.server.BaseHTTPRequestHandler):
         """Nothing is told."""
 
 
-def test_somebody_else_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NoBroker) as server:
+class HalfACluster(NoBroker):
+    """A front-end that hears nothing of one log."""
+
+    def do_GET(self) -> None:
+        body = b'{"queues": [], "next": null, "missing": ["shard 3", "b-\\u001b"]}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def answering(handler: type[NoBroker]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         try:
-            assert main(["queues", "--url", f"http://127.0.0.1:{server.server_port}"]) == 1
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_what_a_list_leaves_out_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(HalfACluster) as url:
+        assert main(["queues", "--url", url]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1].startswith("0 queues")
+    assert "without what shard 3, b-" in told.err
+    assert told.err.strip().isprintable()
+
+
+def test_somebody_else_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(NoBroker) as url:
+        assert main(["queues", "--url", url]) == 1
     err = capsys.readouterr().err
     assert "no answer of a broker" in err
     assert err.strip().isprintable()
