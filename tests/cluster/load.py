@@ -257,32 +257,33 @@ class Load:
         until(consumed, "everything to be consumed", PATIENCE_SECONDS)
         self.__exit__()
         self._raise_faults()
-        return judge(self._record, map(number_of, self._read_log(front)))
+        return judge(self._record, map(number_of, read_log(front, self._queue)))
 
     def _raise_faults(self) -> None:
         if self._faults:
             raise self._faults[0]
 
-    def _read_log(self, front: FrontEnd) -> list[bytes]:
-        """All of it; who is about to hand it over ends in the middle of an answer."""
-        values: list[bytes] = []
 
-        def is_read() -> bool:
-            try:
-                with front.inside(), Api(front.ports["http"]) as api:
-                    path = f"/v1/queues/{self._queue}/log"
-                    reply = api.ask("GET", path, view="messages", columns="value", start=0)
-            except (OSError, HTTPException):
-                return False
-            if reply.status == UNAVAILABLE:
-                return False
-            assert reply.status == 200, reply
-            with pyarrow.ipc.open_stream(reply.body) as reader:
-                values[:] = reader.read_all()["value"].to_pylist()
-            return True
+def read_log(front: FrontEnd, queue: str) -> list[bytes]:
+    """All of it; who is about to hand it over ends in the middle of an answer."""
+    values: list[bytes] = []
 
-        until(is_read, "the log to be read", PATIENCE_SECONDS)
-        return values
+    def is_read() -> bool:
+        try:
+            with front.inside(), Api(front.ports["http"]) as api:
+                path = f"/v1/queues/{queue}/log"
+                reply = api.ask("GET", path, view="messages", columns="value", start=0)
+        except (OSError, HTTPException):
+            return False
+        if reply.status == UNAVAILABLE:
+            return False
+        assert reply.status == 200, reply
+        with pyarrow.ipc.open_stream(reply.body) as reader:
+            values[:] = reader.read_all()["value"].to_pylist()
+        return True
+
+    until(is_read, f"the log of {queue} to be read", PATIENCE_SECONDS)
+    return values
 
 
 class Loads:

@@ -2,23 +2,28 @@
 
 import argparse
 import asyncio
+import contextlib
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
 
-from penstock.client import connect
+from penstock.client import ClientError, connect
 from penstock.cluster.checks import check_servers
 from penstock.log.jetstream.names import LogNames
+from penstock.model.batch import Batch
 from penstock.model.shards import shard_of
 from penstock.server.settings_read import add_arguments, load
-from tests.cluster.load import Load
+from tests.cluster.load import LOOK_SECONDS, Load, read_log
 from tests.cluster.processes import FrontEnd, Site, site
 from tests.http.api import Api
-from tests.server.harness import until
+from tests.server.doors import PhpmqDoor
+from tests.server.harness import WAIT_SECONDS, number_of, numbered, until
 
 SHARDS = 4
 
@@ -161,3 +166,82 @@ def test_a_fault_costs_nothing_that_was_confirmed(tmp_path: Path, fault: str) ->
             load.lead_changed(began)
         for load in loads:
             load.check()
+
+
+# --- what workers make of one shard's messages goes to another ---------------------------------------------
+
+
+class Workers:
+    """One at each front-end: it takes messages, sends what it made of them, without receipts, and settles."""
+
+    def __init__(self, running: Site, inputs: str, outputs: str) -> None:
+        self._inputs, self._outputs = inputs, outputs
+        self._ends = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=[front], name=front.name) for front in running.fronts
+        ]
+
+    def __enter__(self) -> "Workers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(WAIT_SECONDS)
+            assert not thread.is_alive(), f"the worker at {thread.name} does not end"
+
+    def _work(self, front: FrontEnd) -> None:
+        while not self._ends.is_set():
+            try:
+                with contextlib.closing(PhpmqDoor(front, self._inputs)) as door:
+                    door.wire.socket.settimeout(LOOK_SECONDS)
+                    door.demand(10)
+                    while not self._ends.is_set():
+                        with contextlib.suppress(TimeoutError):
+                            results = Batch.of(numbered(door.collect(1)))
+                            door.wire.say(door._session.send(self._outputs, results))
+                            door.ack()
+            except OSError:
+                self._ends.wait(LOOK_SECONDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whose", ["inputs", "outputs"])
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_nothing_is_settled_whose_result_is_lost(tmp_path: Path, whose: str, fault: str) -> None:
+    """Also where whoever leads one of both queues dies, or stands still, in between."""
+    inputs, outputs = queues_of_all("work")[:2]
+    with site(tmp_path, nodes=1, fronts=3, shards=SHARDS) as running:
+        running.balanced()
+        victim = running.leader(shard=0 if whose == "inputs" else 1)
+        other = next(front for front in running.fronts if front is not victim)
+        sent = count()
+        confirmed: list[int] = []
+
+        def send(some: int) -> None:
+            for _ in range(some):
+                numbers = list(islice(sent, 50))
+                with contextlib.suppress(ClientError):
+                    sender.send_many(inputs, numbered(numbers))
+                    confirmed.extend(numbers)
+
+        def done() -> bool:
+            info = other.ask(f"/v1/queues/{inputs}", 60)
+            return bool(info["ready"] == info["held"] == 0)
+
+        with Workers(running, inputs, outputs), connect(other.url("rq"), operation_seconds=20.0) as sender:
+            send(20)
+            victim.signal(signal.Signals[fault])
+            send(40)
+            if fault == "SIGSTOP":
+                victim.resume()
+            else:
+                victim.wait()
+                running.start_fronts()
+            send(20)
+            until(done, "all of it to be worked on", 60)
+        assert len(confirmed) > 2000
+        results = {number_of(body) for body in read_log(other, outputs)}
+        assert set(confirmed) <= results, sorted(set(confirmed) - results)[:20]
