@@ -185,6 +185,15 @@ class ShardLink(Link):
         self._whole = whole
         self._shard = shard
         self._shards = shards
+        self._waiting: dict[Asked, None] = {}
+
+    def end(self) -> None:
+        """That log is not led here any more: who waits for an answer still may never have one."""
+        for asked in self._waiting:
+            if not asked.waiting.done():
+                asked.waiting.set_exception(
+                    CallRefused("unavailable", f"log {self._shard} of this cluster is not led here any more")
+                )
 
     def ask(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Asked:
         fields = fields or {}
@@ -205,4 +214,8 @@ class ShardLink(Link):
     async def answer(
         self, asked: Asked, *, seconds: float = CALL_SECONDS, unless: "asyncio.Future[None] | None" = None
     ) -> Frame:
-        return await self._whole.answer(asked, seconds=seconds, unless=unless)
+        self._waiting[asked] = None
+        try:
+            return await self._whole.answer(asked, seconds=seconds, unless=unless)
+        finally:
+            del self._waiting[asked]

@@ -10,7 +10,7 @@ from penstock.control.frames import Fields
 from penstock.http.app import App
 from penstock.http.link import Link, ShardLink
 from penstock.http.route import Route
-from penstock.http.sharding.gate import Gate
+from penstock.http.sharding.gate import MOVED_SECONDS, Gate
 from penstock.http.site import Site
 
 AGAIN_SECONDS: Final = 1.0
@@ -84,6 +84,9 @@ class Shards:
             self._there[shard] = site, App(site, self._routes()), opened
 
     async def _close(self, shard: int, site: Site) -> None:
+        # What it had been asked before it still answers, unless it was let go of in the middle.
+        assert isinstance(site.link, ShardLink)
+        asyncio.get_running_loop().call_later(MOVED_SECONDS, site.link.end)
         try:
             await site.close()
         except Exception:  # of what is over; the others have theirs to do
