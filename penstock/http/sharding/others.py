@@ -208,7 +208,7 @@ class Others:
                 if not isinstance(event, h11.EndOfMessage):
                     raise ConnectionResetError("it closed the connection in the middle of an answer")
             except (OSError, h11.ProtocolError) as error:
-                raise unanswered(front_end, asked.method, str(error)) from None
+                raise unanswered(front_end, asked.method, _why(error)) from None
         return Answered(head.status_code, list(head.headers), b"".join(parts))
 
     async def pass_on(
@@ -237,8 +237,8 @@ class Others:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             except (OSError, h11.ProtocolError) as error:
                 if begun:
-                    raise CutOff(f"front-end {front_end}: {error}") from None
-                raise unanswered(front_end, scope["method"], str(error)) from None
+                    raise CutOff(f"front-end {front_end}: {_why(error)}") from None
+                raise unanswered(front_end, scope["method"], _why(error)) from None
             finally:
                 if saying is not None and not saying.done():
                     saying.cancel()
@@ -278,6 +278,11 @@ async def _or_left(reading: Coroutine[Any, Any, Any], saying: "asyncio.Task[None
         if not read.done():
             read.cancel()
             await asyncio.gather(read, return_exceptions=True)
+
+
+def _why(error: Exception) -> str:
+    """In words of this: those of HTTP's states help nobody."""
+    return (str(error) if isinstance(error, OSError) else "") or "it has closed the connection"
 
 
 def _request(method: str, target: bytes, headers: Headers) -> h11.Request:

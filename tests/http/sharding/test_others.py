@@ -91,6 +91,19 @@ async def test_a_request_that_cannot_be_sent_on_is_refused_as_that() -> None:
         assert refused.value.name == "bad-request"
 
 
+@pytest.mark.parametrize(("method", "problem"), [("GET", "no-leader"), ("POST", "unavailable")])
+@running
+async def test_who_closes_before_an_answer_has_maybe_done_it(method: str, problem: str) -> None:
+    with made() as (own, ways):
+        asking = asyncio.ensure_future(own.ask("a", "", Asked(method, b"/x", [])))
+        await answered(ways, 0, b"")
+        ways.there[0].close()
+        with pytest.raises(Problem, match="it has closed the connection") as refused:
+            await asking
+        assert refused.value.name == problem
+        assert ("not known" in refused.value.detail) is (method == "POST")
+
+
 @running
 async def test_an_end_that_nobody_waits_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others, "WAY_SECONDS", 0.01)
