@@ -197,7 +197,7 @@ class Workers:
             try:
                 with contextlib.closing(PhpmqDoor(front, self._inputs)) as door:
                     door.wire.socket.settimeout(LOOK_SECONDS)
-                    door.demand(10)
+                    door.demand(200)
                     while not self._ends.is_set():
                         with contextlib.suppress(TimeoutError):
                             results = Batch.of(numbered(door.collect(1)))
@@ -231,17 +231,22 @@ def test_nothing_is_settled_whose_result_is_lost(tmp_path: Path, whose: str, fau
             info = other.ask(f"/v1/queues/{inputs}", 60)
             return bool(info["ready"] == info["held"] == 0)
 
-        with Workers(running, inputs, outputs), connect(other.url("rq"), operation_seconds=20.0) as sender:
-            send(20)
-            victim.signal(signal.Signals[fault])
-            send(40)
-            if fault == "SIGSTOP":
-                victim.resume()
-            else:
-                victim.wait()
-                running.start_fronts()
-            send(20)
-            until(done, "all of it to be worked on", 60)
-        assert len(confirmed) > 2000
+        def begun() -> bool:
+            return bool(other.ask(f"/v1/queues/{inputs}", 60)["ready"] < 0.8 * len(confirmed))
+
+        with connect(other.url("rq"), operation_seconds=20.0) as sender:
+            send(400)
+            with Workers(running, inputs, outputs):
+                until(begun, "some of it to be worked on")
+                victim.signal(signal.Signals[fault])
+                send(40)
+                if fault == "SIGSTOP":
+                    victim.resume()
+                else:
+                    victim.wait()
+                    running.start_fronts()
+                send(20)
+                until(done, "all of it to be worked on", 60)
+        assert len(confirmed) > 20_000
         results = {number_of(body) for body in read_log(other, outputs)}
         assert set(confirmed) <= results, sorted(set(confirmed) - results)[:20]
