@@ -18,6 +18,8 @@ Rules that always hold:
 The files change while they are read: see `read_view.py`. `refresh` looks at what has changed; a file
 that went away since then makes the reader look again, a bounded number of times for each block.
 
+The file is long because every way to look, by offset, by time, by bytes, shares one view of changing files.
+
 Memory: a `Span` per segment and queue, an index of the segments that were used last, and
 `maps_max` maps. For one thread.
 """
