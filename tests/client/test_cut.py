@@ -57,7 +57,7 @@ class House:
 def start_house(folder: Path) -> House:
     make_certificates(folder)
     lines = []
-    for protocol in ("phpmq", "sspq"):
+    for protocol in ("phpmq", "sspq", "rq"):
         tls = f'tls-certificate = "{folder}/server.pem"\ntls-key = "{folder}/server.key"\n'
         unix = f"unix:{folder}/{protocol}.sock"
         for address, more in (("localhost:0", ""), ("localhost:0", tls), (unix, "")):
@@ -205,9 +205,10 @@ class Cuts:
         self._door = Door(house, protocol, transport)
         self._options = {"reconnect_seconds": 0, "operation_seconds": 5, **self._door.options}
         self.protocol = protocol
-        self.queue = f"{what}-{transport}-{kind.__name__}" if protocol == "phpmq" else "default"
+        self.queue = "default" if protocol == "sspq" else f"{what}-{protocol}-{transport}-{kind.__name__}"
         self.chance = random.Random(f"{SEED} {protocol} {transport} {what}")
         self.done: list[bytes] = []
+        self.unsent: list[bytes] = []
         self.doubted = 0
 
     async def all(self, talk: Talk, some: int, silent: float) -> None:
@@ -269,15 +270,33 @@ async def hear(cuts: Cuts, client: Any, name: str) -> bool:
     return False
 
 
-@CASES
+async def say_with_receipts(cuts: Cuts, client: Any, name: str) -> bool:
+    """Over RQ, what `send` has returned for is done. An error is about the one message."""
+    lost = None
+    for number in range(EACH):
+        body = f"{name} {number}".encode()
+        lost = await error_of(client.send(cuts.queue, body))
+        if lost is not None:
+            assert lost.in_doubt <= 1, name
+            if not lost.in_doubt:
+                cuts.unsent.append(body)
+            break
+        cuts.done.append(body)
+    await client.close()
+    return lost is None
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "sspq", "rq"])
 @WAYS
 @both
 async def test_sends(kind: Connect, house: House, protocol: str, transport: str) -> None:
     cuts = Cuts(kind, house, protocol, transport, "sends")
     every = SEEDED and transport == "tcp" and kind is aconnect
-    await cuts.all(say, 10_000 if every else 40, silent=0.005)
+    talk = say_with_receipts if protocol == "rq" else say
+    await cuts.all(talk, 10_000 if every else 40, silent=0.005)
     found = house.stored(cuts.queue)
     assert not set(cuts.done) - set(found), "called done, and not stored"
+    assert not set(cuts.unsent) & set(found), "not in doubt, and stored"
     assert len(found) == len(set(found)), "stored twice"
 
 
