@@ -64,7 +64,7 @@ NEAR = {
     "penstock/cluster/routing.py": ("tests/cluster/test_routing.py",),
     "penstock/log/jetstream/replica.py": ("tests/nats/test_replica.py",),
     "penstock/log/reader.py": ("tests/log/test_reader.py", "tests/log/test_reader_looks.py"),
-    "penstock/log/retention.py": ("tests/log/test_retention.py",),
+    "penstock/log/retention.py": ("tests/log/test_retention.py", "tests/log/test_stage_retention.py"),
     "penstock/log/log.py": ("tests/log/test_contract.py", "tests/log/test_disk_full.py"),
     "penstock/log/sealer.py": ("tests/log/test_contract.py", "tests/log/test_log_settings.py"),
     "penstock/log/staging.py": (
