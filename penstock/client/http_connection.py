@@ -1,7 +1,8 @@
 """One HTTP connection to a broker, kept open between requests: for all who ask the HTTP API.
 
 One thread at a time uses it. One that the broker has closed while nobody used it is found out before anything
-is written (`is_open`). How it fails: `OSError` and `http.client.HTTPException`; then close it.
+is written (`is_open`). How it fails: `OSError` and `http.client.HTTPException`, also where the head of an
+answer is cut off; then close it.
 """
 
 import contextlib
@@ -67,7 +68,11 @@ class HttpConnection:
             # A broker that does not want the body has said why before it closed.
             if self._http.sock is None:
                 raise
-        return self._http.getresponse()
+        answer = self._http.getresponse()
+        if answer.length is None and not answer.chunked and answer.version == 11:
+            # A broker says how long its answers are: http.client takes a cut for the end of the head.
+            raise http.client.RemoteDisconnected("within the head of an answer")
+        return answer
 
     def abort(self) -> None:
         """End at once: whoever waits for an answer, in whichever thread, waits no longer. Then close it."""

@@ -65,7 +65,8 @@ def start_house(folder: Path) -> House:
     config = folder / "penstock.toml"
     config.write_text("".join(lines))
     off = [part for name in ("sspq", "phpmq", "rq") for part in (f"--{name}", "off")]
-    return House(BrokerProcess(folder, "--config", str(config), *off).start(), folder)
+    doors = ["--config", str(config), "--http", "127.0.0.1:0", *off]
+    return House(BrokerProcess(folder, *doors).start(), folder)
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +272,7 @@ async def hear(cuts: Cuts, client: Any, name: str) -> bool:
 
 
 async def say_with_receipts(cuts: Cuts, client: Any, name: str) -> bool:
-    """Over RQ, what `send` has returned for is done. An error is about the one message."""
+    """Over RQ and HTTP, what `send` has returned for is done. An error is about the one message."""
     lost = None
     for number in range(EACH):
         body = f"{name} {number}".encode()
@@ -294,6 +295,18 @@ async def test_sends(kind: Connect, house: House, protocol: str, transport: str)
     every = SEEDED and transport == "tcp" and kind is aconnect
     talk = say_with_receipts if protocol == "rq" else say
     await cuts.all(talk, 10_000 if every else 40, silent=0.005)
+    compare(cuts, house)
+
+
+@both
+async def test_sends_over_http(kind: Connect, house: House) -> None:
+    cuts = Cuts(kind, house, "http", "tcp", "sends")
+    await cuts.all(say_with_receipts, 10_000 if SEEDED and kind is aconnect else 40, silent=0.005)
+    compare(cuts, house)
+
+
+def compare(cuts: Cuts, house: House) -> None:
+    """What was sent with what there is."""
     found = house.stored(cuts.queue)
     assert not set(cuts.done) - set(found), "called done, and not stored"
     assert not set(cuts.unsent) & set(found), "not in doubt, and stored"
