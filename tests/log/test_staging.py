@@ -85,6 +85,11 @@ def test_others_have_their_receipts_between_the_pieces() -> None:
     (info,) = came
     assert isinstance(info, StageInfo)
     assert info.messages == 32_000
+    done: list[TransactionDone | LogError] = []
+    engine.commit("key", [info.stage], rig.now_us, done.append)
+    rig.turn()
+    assert isinstance(done[0], TransactionDone)
+    assert engine.describe("orders").ready == 32_000
 
 
 def test_what_waits_is_let_go_of_when_it_is_stored() -> None:
