@@ -262,15 +262,27 @@ def test_append_says_why_not(tmp_path: Path) -> None:
     caller.log.close(caller.now)
 
 
+NOTHING: Fields = {
+    "stored": None,
+    "fingerprint": "",
+    "decision": None,
+    "prepared": [],
+    "steps": 0,
+    "stages": [],
+}
+"""How a key stands that nobody has said anything of."""
+
+
 def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
     first = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert [part[:3] for part in first["stored"]] == [["a", 0, 2], ["b", 0, 1], ["a", 2, 3]]
     assert first["repeated"] is False
     again = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert again == {**first, "repeated": True}
-    nothing = {"steps": 0, "stages": [], "queues": []}
-    assert caller.ask("transaction", {"key": "k"}) == {"stored": first["stored"], **nothing}
-    assert caller.ask("transaction", {"key": "other"}) == {"stored": None, **nothing}
+    nothing = {**NOTHING, "queues": []}
+    told = {"stored": first["stored"], "fingerprint": caller.log.fingerprint("k")}
+    assert caller.ask("transaction", {"key": "k"}) == {**nothing, **told}
+    assert caller.ask("transaction", {"key": "other"}) == nothing
     for offset in (3, 4):
         assert caller.transact("", ("a", [b"x"]))["stored"][0][1] == offset
     assert [m for piece in caller.log.read("a", 0, 9) for m in piece.messages()] == [
@@ -291,7 +303,7 @@ def test_a_stage_is_one_call_or_several(caller: Caller) -> None:
     for number, its in ((7, [b"4"]), (8, [b"x"]), (7, [b"5"])):
         assert caller.stage("k", ("a", its), number=number, more=True) == {}
     assert caller.ask("stage", {"number": 8, "gone": True}) == {}
-    assert caller.ask("transaction", {"key": "k"})["stages"] == [whole]
+    assert caller.ask("transaction", {"key": "k"})["stages"] == [{**whole, "alias": ""}]
     pieces = caller.stage("k", ("b", [b"6"]), number=7)
     assert pieces["count"] == 3
     assert caller.context.staged == {}
@@ -315,7 +327,7 @@ def test_a_commit_is_handed_out_at_once(caller: Caller) -> None:
 
 def test_an_abort_says_whether_it_was_committed(caller: Caller) -> None:
     stage = caller.stage("k", ("a", [b"1"]))["stage"]
-    assert caller.ask("abort", {"key": "k"}) == {"stored": None, "steps": 0, "stages": []}
+    assert caller.ask("abort", {"key": "k"}) == NOTHING
     assert caller.refused("commit", {"key": "k", "stages": [stage]})[0] == "no-stage"
     stage = caller.stage("k", ("a", [b"1"]))["stage"]
     caller.ask("commit", {"key": "k", "stages": [stage]})
@@ -348,7 +360,7 @@ def test_what_is_not_staged_or_committed(tmp_path: Path) -> None:
 
 def test_steps_of_an_earlier_version_are_ended_by_who_knows_them(caller: Caller) -> None:
     store_step(caller.log, "k", [("a", Batch.of([b"1"]))], 0, caller.now)
-    standing: Fields = {"stored": None, "steps": 1, "stages": [], "queues": []}
+    standing: Fields = {**NOTHING, "steps": 1, "queues": []}
     assert caller.ask("transaction", {"key": "k"}) == standing
     asked: Fields = {"key": "k", "stages": [caller.stage("k", ("a", [b"2"]))["stage"]]}
     for more in ({}, {"steps": 2}):
