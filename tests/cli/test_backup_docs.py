@@ -62,7 +62,7 @@ def test_the_commands_of_the_page(start_broker: StartBroker, tmp_path: Path) -> 
 def test_the_numbers_of_the_page() -> None:
     rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", UPGRADING, re.MULTILINE))
     assert rows["the log: blocks and snapshots"] == str(state.FORMAT)
-    assert rows["what may be in the log"].split()[0] == str(state.FORMAT_DELAYS)
+    assert rows["what may be in the log"].split()[0] == str(state.FORMAT_LAST)
     assert rows["records of a cluster's stream"] == f"`{records.MAGIC.decode()}`"
     assert rows["the relay between front-ends"] == str(frames.VERSION)
     assert rows["backups"].split()[0] == str(store.FORMAT)
@@ -72,7 +72,7 @@ def test_the_numbers_of_the_page() -> None:
 def test_going_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sentence; and that nothing was changed by the try."""
     log = open_log(str(tmp_path), 1_800_000_000_000_000)
-    log._sealer.control({"op": "format", "format": state.FORMAT_DELAYS + 1, "queue": 0}, 1)
+    log._sealer.control({"op": "format", "format": state.FORMAT_LAST + 1, "queue": 0}, 1)
     log.flush(1)
     log.wait()
     log.abandon()
