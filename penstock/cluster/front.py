@@ -249,25 +249,16 @@ class Front(Backend):
         """How many logs the cluster has, and their streams, made now where it is new."""
         wanted, replicas, names = self._cluster.shards, self._cluster.replicas, self._names
         await self.asked(make_missing(self.nats, names.cluster_settings(replicas)))
-        self._can_have(wanted or 1)  # before it is made so
         count = await self.asked(shards_of(self.nats.api, names, shards_wanted(self.server.settings)))
         if wanted is not None and wanted != count:
             raise SettingsError(
                 f"cluster.shards = {wanted}: this cluster was made with {count}, and keeps that number; set "
                 f"{count}, or leave it out (to have another, make a new cluster: [cluster] name)"
             )
-        self._can_have(count)
         shards = names.of_shards(count)
         await self.asked(make_missing(self.nats, [it.stream_settings(replicas) for it in shards]))
         if count > 1:
             self._make_shards(shards)
-
-    def _can_have(self, shards: int) -> None:
-        if shards > 1 and self.server.settings.archive.path is not None:
-            raise SettingsError(
-                f"archive.path: an archive is made of one log, and this cluster has {shards} "
-                f"(cluster.shards); leave it out (Spark can write queues to tables: docs/spark.md)"
-            )
 
     async def asked(self, work: Any) -> Any:
         """What a coroutine comes to on the link's loop. Any: whatever it returns."""

@@ -42,8 +42,8 @@ def front_end_id(cluster: ClusterSettings) -> str:
 
 
 def shards_wanted(settings: Settings) -> int:
-    """How many logs a cluster gets that is new. One that is archived has one."""
-    return settings.cluster.shards or (SHARDS_DEFAULT if settings.archive.path is None else 1)
+    """How many logs a cluster gets that is new."""
+    return settings.cluster.shards or SHARDS_DEFAULT
 
 
 def wire_options(cluster: ClusterSettings) -> LinkOptions:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.common.malloc import give_memory_back
 from penstock.control.frames import Fields
-from penstock.http.archiving import Archiving
+from penstock.http.archiving import Archivers, Archiving
 from penstock.http.auditing import Auditing
 from penstock.http.auth import Guard
 from penstock.http.held import Held
@@ -44,6 +44,8 @@ class Site:
         self.rates = Rates()
         self.sayings = Sayings()
         self.archiving = Archiving(self.data, hello, link, self.mirror, self.sayings)
+        # Of several logs one process archives all that are led here.
+        self._archivers = Archivers(hello) if hello["sharding"] is None else None
         self.health = Health(link, self.mirror, hello["health_seconds"], archiving=self.archiving)
         self.history = Keeper(self.data, hello["history_days"], link, self.mirror)
         self.auditing.done = self.history.acted
@@ -63,14 +65,16 @@ class Site:
         self.history.start()
         await self.stages.start()
         self.scrubber.start()
-        self.archiving.start()
+        if self._archivers is not None:
+            self._archivers.want({"": self.archiving})
         asyncio.get_running_loop().call_later(1, give_memory_back)  # What only the start took.
 
     async def close(self) -> None:
         self.is_closed = True
         self.stopping.set()  # What never ends, and what waits, ends here.
         await self.auditing.close()
-        await self.archiving.stop()
+        if self._archivers is not None:
+            await self._archivers.stop()
         await self.health.stop()
         await self.history.stop()
         await self.mirror.stop()

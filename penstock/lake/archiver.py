@@ -19,6 +19,7 @@ How it fails: `LakeError` and `LogError`, and the next turn begins anew.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -41,6 +42,11 @@ COMPACT_FILES: Final = 60
 
 COMPACT_TURNS: Final = 4
 """Of these at most, between two commits."""
+
+ALONE_SECONDS: Final = 600.0
+"""So long nothing is compacted by who has begun, or has seen somebody else archive the same log: that one may
+be compacting still, as where a leader was deposed and does not know it. Who was overtaken does not begin to:
+it comes right behind a commit of one's own, which has a turn."""
 
 UNSYNCED_MAX: Final = 10
 """So many commits are synced by who begins: each archiver that was killed has left one at most."""
@@ -93,9 +99,11 @@ class Lane:
         self._identities: dict[str, str] = {}  # of the queues that were there at the last look
         self._checked: set[Key] = set()
         self._waits_since: dict[str, float] = {}
-        self._small: dict[tuple[str, str], int] = {}  # files by queue and day
+        self._small: dict[tuple[str, str, str], int] = {}  # files of this log, by queue, day and life
         self._others: dict[Key, list[Span]] = {}  # what there is of other logs, in order
         self._next_at = 0.0
+        self._is_another_there = False  # who has archived the same log, and may go on with it
+        self._alone_at = float("-inf")  # nobody is, from then on
 
     @property
     def _events(self) -> bool:
@@ -139,17 +147,19 @@ class Lane:
         turn, version = self.table.turn(self._reader.log), self.table.delta.version()
         if (turn, version) == (self._turn, self._version):
             return False
+        self._is_another_there |= 0 < turn != self._turn
         # Whoever has committed that may have been killed before it was synced, and retention goes by it.
         self.table.sync(self._version if self._version >= 0 else version - UNSYNCED_MAX)
         spans = self.table.spans()
         self._places, self._small, self._others = {}, {}, {}
         for span in spans:
             key = span.queue, span.identity
-            if not span.identity.startswith(self._reader.log):
+            is_ours = span.identity.startswith(self._reader.log)
+            if not is_ours:
                 self._others.setdefault(key, []).append(span)
             if key not in self._places or self._places[key].next < span.end:
                 self._places[key] = Place(span.end, span.last_us)
-            if span.size < FILE_BYTES // 2:
+            if is_ours and span.size < FILE_BYTES // 2:
                 self._count(span)
         self._checked.clear()
         self._identities.clear()
@@ -157,7 +167,7 @@ class Lane:
         return True
 
     def _count(self, span: Span) -> None:
-        part = span.queue, span.day
+        part = span.queue, span.day, span.identity
         self._small[part] = self._small.get(part, 0) + 1
 
     def _check(self, key: Key, queue: ReaderQueue, place: Place) -> None:
@@ -279,8 +289,12 @@ class Lane:
 
     # --- housekeeping ------------------------------------------------------------------------------
 
-    def tidy(self) -> None:
+    def tidy(self, now: float) -> None:
         """Make fewer files of many."""
+        if self._is_another_there:
+            self._is_another_there, self._alone_at = False, now + ALONE_SECONDS
+        if now < self._alone_at:
+            return
         today = datetime.now(UTC).date().isoformat()
         ripe = [
             part for part, count in self._small.items() if count >= (COMPACT_FILES if part[1] >= today else 2)
@@ -345,7 +359,8 @@ class Told(NamedTuple):
 class Archiver:
     """Both lanes of a log."""
 
-    def __init__(self, data: str, plan: Plan, tell: Callable[[Told], None]) -> None:
+    def __init__(self, data: str, plan: Plan, tell: Callable[[Told], None], *, vacuums: bool = True) -> None:
+        """`vacuums`: it removes what is no part of the tables any more, of whatever log."""
         self._plan = plan
         self._tell = tell
         self._wanted = [matcher(pattern) for pattern in plan.queues]
@@ -354,7 +369,7 @@ class Archiver:
         self._known: dict[Key, ReaderQueue] | None = None  # as they were when they began to be held
         self._lanes: dict[str, Lane] = {}  # until the tables are there, none
         self._is_open = False
-        self._vacuum_at = time.monotonic() + 3600
+        self._vacuum_at = time.monotonic() + 3600 if vacuums else math.inf
 
     def close(self) -> None:
         self._reader.close()
@@ -371,9 +386,10 @@ class Archiver:
 
     def turn(self, now: float) -> bool:
         """One look at the log, and a commit for each table whose time has come. Whether there was one."""
-        queues, did = self.queues(), False
+        queues = self.queues()
         began = self._hold_new(queues)
         self._open()
+        done = []
         for view, lane in self._lanes.items():
             refused = dict(lane.refused)
             held = lane.look(queues, began)
@@ -383,18 +399,17 @@ class Archiver:
                 picked = lane.picked(lane.waiting(queues), now)
             if picked:
                 held |= lane.archive(picked, queues, now)
-                did = True
+                done.append(lane)
             if held or refused != lane.refused:
                 self._say({view: held}, queues)
         self._reader.rest()  # A map would keep the room of a file that retention has removed.
-        if did:
-            for lane in self._lanes.values():
-                lane.tidy()
+        for lane in done:
+            lane.tidy(now)
         if now >= self._vacuum_at:
             self._vacuum_at = now + VACUUM_SECONDS
             for lane in self._lanes.values():
                 lane.table.vacuum()
-        return did
+        return bool(done)
 
     def _hold_new(self, queues: Mapping[str, ReaderQueue]) -> dict[Key, ReaderQueue]:
         """Before anything else, and whether there is a table or not: nothing of a new queue may be lost. What

@@ -12,6 +12,8 @@ Rules that always hold:
   * Files have names of their own and are in the table only with a commit. A commit has the *turn* of its log
     as a transaction of the table, which counts up by one: of two that were made from the same state of the
     table one fails (`Overtaken`), and what it has written is nobody's; a vacuum removes it after a week.
+  * Nobody compacts files while somebody else may: deltalake gives such a commit no turn, and looks for no
+    conflict, so that the rows of files that two compact at once would be there twice (`archiver.py`).
   * In a folder, files and commit are synced before `commit` returns, and what others have committed when
     `sync` does: what the log may forget then is safe.
 
@@ -364,15 +366,17 @@ class Table:
         self.refresh()
         self._sync_log(before)
 
-    def compact(self, queue: str, day: str) -> bool:
-        """Small files of a queue's day become fewer, with a commit where there are several; whether there was
-        one. None of a queue whose name makes no name of a folder."""
+    def compact(self, queue: str, day: str, identity: str) -> bool:
+        """Small files of a day of a queue's life become fewer, with a commit where there are several; whether
+        there was one. None of a queue whose name makes no name of a folder."""
         if len(_quoted(queue)) > NAME_BYTES_MAX:
             return False
         before = self.delta.version()
         with told(self.uri):
             done = self.delta.optimize.compact(
-                [("queue", "=", queue), ("day", "=", day)], target_size=FILE_BYTES, max_concurrent_tasks=1
+                [("queue", "=", queue), ("day", "=", day), ("identity", "=", identity)],
+                target_size=FILE_BYTES,
+                max_concurrent_tasks=1,
             )
         self.refresh()
         self.sync(before)

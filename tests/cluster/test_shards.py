@@ -109,15 +109,6 @@ def test_the_checks_go_by_the_shards_that_there_are(pair: Site) -> None:
     assert f"stream {LogNames().stream}" not in found
 
 
-def test_an_archive_is_of_a_cluster_with_one_log(pair: Site, tmp_path: Path) -> None:
-    archive = ("--archive-path", str(tmp_path / "archive"), "--archive-queues", "*")
-    other = FrontEnd("z", tmp_path / "z", pair.nodes, pair.nodes.urls, *archive)
-    with pytest.raises(AssertionError):
-        other.start()
-    assert other.wait() == 2
-    assert f"an archive is made of one log, and this cluster has {SHARDS} (cluster.shards)" in other.log()
-
-
 def test_who_comes_takes_its_share_and_nobody_loses_anything(tmp_path: Path) -> None:
     queues = queues_of_all("moved")
     with site(tmp_path, nodes=1, fronts=2, shards=SHARDS) as running, ExitStack() as stack:

@@ -73,6 +73,25 @@ def test_killed_with_its_archiver_and_alone(start_broker: StartBroker, tmp_path:
     assert_complete(str(broker.folder / "data"), path)
 
 
+def test_a_process_that_was_killed_is_started_again(start_broker: StartBroker, tmp_path: Path) -> None:
+    """And what was wrong is said as long as it is."""
+
+    broker = start_broker("--archive-path", str(tmp_path / "lake"), "--archive-seconds", "1")
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", b"one")
+        wait_done(api, "orders")
+        (archiver,) = archiver_of(broker)
+        os.kill(archiver, signal.SIGKILL)
+        until(lambda: api.get("/v1/archive")["error"] is not None, "it to be missed", WAIT_SECONDS)
+        assert "its process ended with -9" in api.get("/v1/archive")["error"]
+        api.send("orders", b"two")
+        wait_done(api, "orders")
+        until(lambda: api.get("/v1/archive")["error"] is None, "nothing to be wrong", WAIT_SECONDS)
+        assert api.get("/v1/archive")["starts"] == 2
+    assert broker.stop() == 0
+    assert_complete(str(broker.folder / "data"), str(tmp_path / "lake"))
+
+
 def test_retention_waits_for_the_table(start_broker: StartBroker, tmp_path: Path) -> None:
     path = tmp_path / "lake"
     path.write_text("in the way")
@@ -161,6 +180,7 @@ def test_object_store(
         monkeypatch.setenv(name, value)
     assert_complete(str(broker.folder / "data"), path)
     table = Table(path, "messages").open()
-    table.compact("a/b ä", table.spans()[0].day)
+    day, identity = table.spans()[0].day, table.spans()[0].identity
+    table.compact("a/b ä", day, identity)
     assert [it.rows for it in table.spans()] == [31]
     assert_complete(str(broker.folder / "data"), path)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.lake.archiver import Told
-from penstock.lake.table import Overtaken, Table, doubles_of, gaps_of
+from penstock.lake.archiver import Archiver, Told
+from penstock.lake.table import Overtaken, Span, Table, doubles_of, gaps_of
 from penstock.log.backup.listing import Listed, Listing, list_files
 from penstock.log.backup.restoring import fill, finish, plan
 from penstock.log.backup.store import Store
@@ -119,6 +119,84 @@ def test_two_archivers_in_turns(tmp_path: Path) -> None:
     for archiver in (first, second):
         archiver.close()
     log.close(now_us())
+
+
+def test_of_two_archivers_none_compacts_while_the_other_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would take the same files out of the table, and each would bring their rows."""
+    monkeypatch.setattr("penstock.lake.archiver.COMPACT_FILES", 3)
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    log = open_log(data, now_us())
+
+    def files(archiver: Archiver, now: float) -> int:
+        put(log, "orders", [b"x"])
+        archiver.turn(now)
+        return len(Table(path, "messages").open().spans())
+
+    put(log, "orders", [b"x"])
+    first = archived(data, path)
+    assert [files(first, now) for now in (2000.0, 2010.0)] == [2, 1]
+    second = archived(data, path, turns=0)  # It begins, and the first one may be there.
+    assert [files(second, now) for now in (2100.0, 2110.0, 2120.0)] == [2, 3, 4]
+    assert [files(first, now) for now in (2200.0, 2210.0, 2799.0)] == [5, 6, 7]
+    assert files(first, 2801.0) == 1  # It has heard of nobody for ten minutes.
+    assert [files(first, now) for now in (2802.0, 2803.0)] == [2, 1]
+    assert [files(second, now) for now in (2804.0, 2805.0, 3403.0, 3405.0)] == [2, 3, 4, 1]
+    assert_complete(data, path)
+    for archiver in (first, second):
+        archiver.close()
+    log.close(now_us())
+
+
+def test_archivers_of_several_logs_are_not_in_each_others_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a cluster: each commits to a table that others have changed since it has looked."""
+    monkeypatch.setattr("penstock.lake.archiver.COMPACT_FILES", 3)
+    path, count = str(tmp_path / "lake"), 8
+    logs = {name: open_log(str(tmp_path / name), now_us()) for name in ("a", "b", "c")}
+    for name, log in logs.items():
+        put(log, name, [b"0"])
+    archivers = {name: archived(str(tmp_path / name), path) for name in logs}
+    for turn in range(1, count):
+        looked = {}
+        for name, archiver in archivers.items():
+            put(logs[name], name, [b"%d" % turn])
+            looked[name] = queues = archiver.queues()
+            archiver._lanes["messages"].follow()
+            archiver._lanes["messages"].look(queues, archiver._hold_new(queues))
+        for name, archiver in archivers.items():
+            archiver._lanes["messages"].archive([name], looked[name], 1000.0 * turn)
+        for archiver in archivers.values():
+            archiver._lanes["messages"].tidy(1000.0 * turn)
+    rows = sorted((row["queue"], row["offset"], row["value"]) for row in rows_of(path))
+    assert rows == [(name, turn, b"%d" % turn) for name in logs for turn in range(count)]
+    assert len(Table(path, "messages").open().spans()) < 3 * count
+    for name, archiver in archivers.items():
+        archiver.close()
+        logs[name].close(now_us())
+
+
+def test_files_of_another_log_are_compacted_by_its_own_archiver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.lake.archiver.COMPACT_FILES", 2)
+    monkeypatch.setattr("penstock.lake.archiver.ALONE_SECONDS", 0.0)
+    path, others = str(tmp_path / "lake"), list[list[Span]]()
+    for number in range(2):
+        data = str(tmp_path / f"{number}")
+        filled(data, {"orders": 30})
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.lake.archiver.COMPACT_FILES", 100)
+            archived(data, path, turns=3, rows=10).close()
+        others.append(Table(path, "messages").open().spans())
+    filled(data, {"orders": 1})
+    archived(data, path).close()
+    spans = Table(path, "messages").open().spans()
+    assert len(spans) == 4  # of the one as it was, of the other one
+    assert all(it in spans for it in others[0])
+    assert sum(it.rows for it in spans) == 61
 
 
 def test_rows_that_somebody_takes_off_the_table_come_again(tmp_path: Path) -> None:

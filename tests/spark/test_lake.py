@@ -257,9 +257,9 @@ def test_rows_come_in_order_whatever_is_compacted(tmp_path: Path, monkeypatch: p
     log.close(midnight + 2000)
     lake.close()
     table = Table(path, "messages").open()
-    for day in {span.day for span in table.spans()}:
-        table.compact("orders", day)
     identity = table.spans()[0].identity
+    for day in {span.day for span in table.spans()}:
+        table.compact("orders", day, identity)
     assert [(it.first, it.end, it.rows) for it in table.spans()] == [(0, 259, 9), (1, 256, 250)]
 
     class Said:

@@ -80,7 +80,7 @@ LIST_SECONDS: Final = 2.0
 MOVED_SECONDS: Final = 1.0
 """How long who has led a log, and does not any more, may take to answer what it was asked before."""
 
-OWN: Final = frozenset({"/", "/healthz", "/openapi.json", "/v1/audit", "/v1/archive"})
+OWN: Final = frozenset({"/", "/healthz", "/openapi.json", "/v1/audit"})
 UNSHARDED: Final = frozenset({"/v1/folder"})
 """What a cluster with several logs does not have (yet)."""
 

@@ -137,11 +137,33 @@ def _step(rows: Sequence[Fields]) -> Fields:
     return merged
 
 
+def archive(answers: Sequence[Fields], query: Query) -> Fields:
+    """The tables are those of all logs."""
+    tables: dict[str, Fields] = {}
+    for row in (row for it in answers for row in it["tables"]):
+        known = tables.setdefault(row["view"], {**row, "rows": 0})
+        known["rows"] += row["rows"]
+        known["version"] = max(known["version"], row["version"])
+        known["committed"] = max(filter(None, (known["committed"], row["committed"])), default=None)
+    return {
+        **answers[0],
+        "error": "; ".join(dict.fromkeys(it["error"] for it in answers if it["error"])) or None,
+        "starts": max(it["starts"] for it in answers),
+        "gaps": [text for it in answers for text in it["gaps"]],
+        "tables": list(tables.values()),
+        "queues": sorted(
+            (row for it in answers for row in it["queues"]),
+            key=lambda row: (row["view"] != "messages", row["queue"]),
+        ),
+    }
+
+
 MERGED: Final[Mapping[tuple[str, str], Merge]] = {
     ("GET", "/v1/queues"): paged("queues"),
     ("GET", "/v1/offsets"): paged("queues"),
     ("GET", "/v1/readers"): readers,
     ("GET", "/v1/health"): health,
+    ("GET", "/v1/archive"): archive,
     ("GET", "/v1/marks"): by_time("marks"),
     ("GET", "/v1/samples"): samples,
     ("POST", "/v1/redrive"): summed("queues"),

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.control.frames import Fields
 from penstock.http.app import App
+from penstock.http.archiving import Archivers
 from penstock.http.link import Link, ShardLink
 from penstock.http.route import Route
 from penstock.http.sharding.gate import MOVED_SECONDS, Gate
@@ -35,6 +36,7 @@ class Shards:
         self._wanted: Fields = hello["sharding"]
         self._changed = asyncio.Event()
         self._changing: asyncio.Task[None] | None = None
+        self._archivers = Archivers(hello)
 
     async def start(self) -> None:
         await self._change()
@@ -59,17 +61,23 @@ class Shards:
 
     async def _change(self) -> None:
         served = self._served()
-        for shard in [it for it, (_, _, opened) in self._there.items() if served.get(it) != opened]:
-            site, _, _ = self._there.pop(shard)
+        gone = [it for it, (_, _, opened) in self._there.items() if served.get(it) != opened]
+        sites = [(shard, self._there.pop(shard)[0]) for shard in gone]
+        self._archive()
+        for shard, site in sites:
             await self._close(shard, site)
         for shard, opened in served.items():
             if shard not in self._there:
                 await self._start(shard, opened)
         self._tell()
+        self._archive()
+
+    def _archive(self) -> None:
+        self._archivers.want({str(shard): site.archiving for shard, (site, _, _) in self._there.items()})
 
     async def _start(self, shard: int, opened: Opened) -> None:
         link = ShardLink(self._link, shard, len(self._wanted["leaders"]))
-        its = {**self._hello, "data": opened[0], "shard": shard, "archive": None}
+        its = {**self._hello, "data": opened[0], "shard": shard}
         site = Site(link, its, self._base.held)
         site.guard, site.has_pages = self._base.guard, self._base.has_pages
         if self._base.stopping.is_set():
@@ -105,6 +113,7 @@ class Shards:
         if self._changing is not None:
             self._changing.cancel()
             await asyncio.gather(self._changing, return_exceptions=True)
+        await self._archivers.stop()
         await self._gate.stop()
         for shard, (site, _, _) in self._there.items():
             await self._close(shard, site)

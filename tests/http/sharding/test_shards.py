@@ -21,13 +21,14 @@ class Noted(Shards):
 
     def __init__(self, sharding: dict[str, Any]) -> None:
         base: Any = SimpleNamespace(set_shards=lambda sharding, apps, sites: None, stop=nothing)
-        super().__init__(base, {"sharding": sharding}, base, base, lambda: ())
+        hello = {"sharding": sharding, "archive": None, "log_level": "info", "log_format": "text"}
+        super().__init__(base, hello, base, base, lambda: ())
         self.said: list[tuple[str, int, int]] = []
         self.has_changed = asyncio.Event()
 
     async def _start(self, shard: int, opened: Opened) -> None:
         self.said.append(("start", shard, opened[1]))
-        site: Any = SimpleNamespace()
+        site: Any = SimpleNamespace(archiving=SimpleNamespace(let_go=nothing))
         self._there[shard] = site, site, opened
         self.has_changed.set()
 
