@@ -28,6 +28,7 @@ from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, is_free, unt
 
 S = TypeVar("S", bound="Site")
 STREAM = LogNames().stream
+ONE_LOG = ("--cluster-shards", "1")
 LOG_CHARACTERS_MAX = 6000
 """So much of the end of every log is shown when a test fails."""
 

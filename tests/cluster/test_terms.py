@@ -23,7 +23,7 @@ from penstock.log.jetstream.errors import JetStreamError
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
-from tests.cluster.processes import FrontEnd
+from tests.cluster.processes import ONE_LOG, FrontEnd
 from tests.cluster.processes import site as site_of
 from tests.cluster.relay_wire import RelayWire
 from tests.http.api import Api
@@ -135,7 +135,7 @@ def lead_again(nats: LinkThread, go: Path) -> None:
 def test_who_loses_the_lease_while_it_opens_leads_in_the_new_term(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "nats", 1).start()
     nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
-    front = SlowFrontEnd("a", tmp_path / "a", cluster, cluster.urls)
+    front = SlowFrontEnd("a", tmp_path / "a", cluster, cluster.urls, *ONE_LOG)
     thread = threading.Thread(target=lead_again, args=(nats, front.go))
     try:
         thread.start()
@@ -282,7 +282,7 @@ def test_a_leader_whose_copy_cannot_be_kept_lets_go_of_the_lease(tmp_path: Path)
 def test_who_leads_no_more_before_its_http_process_has_begun_goes_on(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "nats", 1).start()
     nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
-    front = SlowHttpFrontEnd("a", tmp_path / "a", cluster, cluster.urls)
+    front = SlowHttpFrontEnd("a", tmp_path / "a", cluster, cluster.urls, *ONE_LOG)
     try:
         front.start()
         lead_once_more(nats)
@@ -356,7 +356,7 @@ def test_who_had_the_lease_and_never_came_to_lead_is_waited_for(tmp_path: Path) 
     cluster = Cluster(tmp_path / "nats", 1).start()
     nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
     first, second, third = fronts = [
-        kind(name, tmp_path / name, cluster, cluster.urls)
+        kind(name, tmp_path / name, cluster, cluster.urls, *ONE_LOG)
         for kind, name in ((FrontEnd, "a"), (SlowFrontEnd, "b"), (FrontEnd, "c"))
     ]
     try:
@@ -381,7 +381,7 @@ def test_a_log_that_is_closed_in_a_thread_is_left_alone_by_the_turn_that_is_stil
     tmp_path: Path,
 ) -> None:
     cluster = Cluster(tmp_path / "nats", 1).start()
-    front = TurnedFrontEnd("a", tmp_path / "a", cluster, cluster.urls)
+    front = TurnedFrontEnd("a", tmp_path / "a", cluster, cluster.urls, *ONE_LOG)
     try:
         front.start()
         assert front.stop() == 0

@@ -24,7 +24,7 @@ from penstock.common.given import SettingsError
 from penstock.log.jetstream.cluster import Cluster
 from tests.certificates import make_authority, make_certificate, make_certificates
 from tests.cluster.fronts import ANY_PORT, Follower, Leader, LoopThread
-from tests.cluster.processes import FrontEnd
+from tests.cluster.processes import ONE_LOG, FrontEnd
 from tests.cluster.relay_wire import RelayWire
 from tests.cluster.test_pipe import HttpServer
 from tests.server.doors import PhpmqDoor
@@ -166,9 +166,9 @@ def test_a_front_end_that_is_not_let_in_says_what_to_do(
     other: FrontEnd | None = None
     try:
         cluster.start()
-        leader = FrontEnd("a", tmp_path / "a", cluster, cluster.urls)
+        leader = FrontEnd("a", tmp_path / "a", cluster, cluster.urls, *ONE_LOG)
         leader.start()
-        other = FrontEnd("b", tmp_path / "b", cluster, cluster.urls, *flags)
+        other = FrontEnd("b", tmp_path / "b", cluster, cluster.urls, *ONE_LOG, *flags)
         other._spawn()  # It is not ready: nobody leads that it could reach.
         other.says("no link to the leader: the leader's relay at ")
         other.says(

@@ -22,7 +22,7 @@ from tests.server.settings_source import parser
 
 
 def settings_for(cluster: Cluster, words: str = "", *, monitored: bool = True) -> Settings:
-    arguments = ["--engine", ",".join(cluster.urls), *shlex.split(words)]
+    arguments = ["--engine", ",".join(cluster.urls), "--cluster-shards", "1", *shlex.split(words)]
     if monitored:
         arguments += ["--cluster-monitor", ",".join(monitors(cluster))]
     return load(parser().parse_args(arguments), {})
