@@ -167,7 +167,7 @@ def test_id_frames(ids: list[int], action: int, cut: int, more: bytes) -> None:
     frames = [b"\x01\x80" + ident.to_bytes(4, "big") + bytes((action,)) for ident in ids]
     assert loops.write_id_frames(le32(ids), action) == b"".join(frames)
     data = b"".join(frames)
-    data = data[: len(data) - cut] if cut else data + b"\x01\x80" + more[:5] + b"\x0c"
+    data = data[: len(data) - cut] if cut else data + b"\x01\x80" + more[:4] + b"\x0c"
     count = len(data) // 7 if cut else len(ids)
     out = BytesWriter()
     assert loops.take_id_frames(data, 0, action, out) == 7 * count

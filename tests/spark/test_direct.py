@@ -24,7 +24,7 @@ from penstock.spark.offsets import DataLost
 from penstock.spark.options import BATCH, read_options
 from penstock.spark.reading import BatchReader, Piece
 from penstock.spark.source import schema_of
-from tests.cluster.processes import STREAM, Site, site
+from tests.cluster.processes import ONE_LOG, STREAM, Site, site
 from tests.http.api import Api
 from tests.http.morgue import path_of
 from tests.http.test_repairs import repair
@@ -400,7 +400,7 @@ def test_a_user_who_may_only_read(tmp_path: Path) -> None:
     nodes = Cluster(tmp_path / "nats", 1, settings=READ_ONLY % (quoted, f'"{may_subscribe}"')).start()
     server = nodes.urls[0].removeprefix("nats://")
     monitor = f"http://127.0.0.1:{nodes.nodes[0].ports.monitor}"
-    flags = ("--engine", f"nats://front:front-secret@{server}", "--cluster-monitor", monitor)
+    flags = ("--engine", f"nats://front:front-secret@{server}", "--cluster-monitor", monitor, *ONE_LOG)
     front = BrokerProcess(tmp_path, *flags, "--cluster-replicas", "1", "--http", "127.0.0.1:0")
     try:
         front.start()

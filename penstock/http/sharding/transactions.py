@@ -241,12 +241,12 @@ class ShardedStages:
 
 
 async def store_shares(
-    logs: Logs, key: str, home: int, shares: Mapping[int, Sequence[str]], seconds: float = FINISH_SECONDS
+    logs: Logs, key: str, home: int, shares: Mapping[int, Sequence[str]], *, waits: bool = True
 ) -> list[Any]:
     """What the log of the key has decided is stored in all others, and it is told so; where that is."""
     stored: dict[int, list[Any]] = {}
     left = dict(shares)
-    until = asyncio.get_running_loop().time() + seconds
+    until = asyncio.get_running_loop().time() + (FINISH_SECONDS if waits else 0)
     while left:
         fields = {it: {"key": key, "stages": list(its), "decided": True} for it, its in left.items()}
         refused = None
@@ -356,7 +356,7 @@ class Doubts:
         decision = begun["decision"]
         if decision is not None and decision["stored"] is None:
             shares = {int(it): its for it, its in decision["shards"].items()}
-            await store_shares(self._logs, key, shard, shares, 0)
+            await store_shares(self._logs, key, shard, shares, waits=False)
             log.info("transaction %r, which log %d has decided, is stored in all others now", name, shard)
 
 
