@@ -286,6 +286,14 @@ def pytest_runtest_teardown(
     return done
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which tests have failed, for `scripts/test`."""
+    file = os.environ.get("FAILED_TESTS_FILE")
+    if file:
+        failed = {it.nodeid for kind in ("failed", "error") for it in terminalreporter.stats.get(kind, ())}
+        Path(file).write_text("".join(f"{nodeid}\n" for nodeid in sorted(failed)), encoding="utf-8")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
     """As `--dist loadfile` does it, but in the order above, and for what counts as one file."""

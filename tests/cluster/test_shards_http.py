@@ -383,6 +383,7 @@ def test_whose_words_are_believed(pair: Site) -> None:
                 assert len(listed.json["queues"]) == SHARDS
 
 
+@pytest.mark.long
 def test_a_front_end_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with site(tmp_path, nodes=1, fronts=2, shards=SHARDS) as running:
         running.balanced()

@@ -267,7 +267,7 @@ def test_nobody_is_let_in_without_a_password_and_none_is_shown(begin: Begin, tmp
 
 
 def test_what_is_sent_at_one_front_end_is_received_at_the_other(begin: Begin, tmp_path: Path) -> None:
-    flags = ("--json", "--folder", str(tmp_path / "data"))
+    flags = ("--json", "--nodes", "1", "--folder", str(tmp_path / "data"))
     up = begin(*flags)
     first, second, third = told(up)["front_ends"]
     with urllib.request.urlopen(f"http://{third['http']}/v1/engine", timeout=WAIT_SECONDS) as reply:

@@ -50,6 +50,7 @@ def offsets(page: Page) -> list[int]:
 # --- what it shows ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_numbers_are_the_apis_while_traffic_runs(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     fill(api, "orders", 30)
     api.send("orders", b"later", delay=600)

@@ -60,6 +60,7 @@ def test_a_message_by_hand_and_its_receipt(broker: BrokerProcess, api: Api, visi
     expect(page.locator(".ps-headers")).to_contain_text("Trace")
 
 
+@pytest.mark.long
 def test_on_the_page_of_a_queue(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     page = visit(broker, "/queue/soon", forgive=["404"])
     dialog = dialog_of(page)

@@ -219,6 +219,7 @@ def test_a_stream_finds_in_the_table_what_came_there_after_it_began(
     reader.stop()
 
 
+@pytest.mark.long
 def test_what_is_archived_and_removed_after_it_was_planned_is_read_from_the_table(
     spark: SparkSession, start_broker: StartBroker, tmp_path: Path
 ) -> None:
