@@ -27,7 +27,7 @@ demo: ## Show in the terminal what Penstock does, and then in the browser.
 test: ## Run everything that must hold: linter, formatter, types, all tests (ARGS="tests/cli -x" for a part).
 	@scripts/test $(ARGS)
 
-test-fast: ## Run the linter and the quick tests, without Spark, browser and NATS, within a minute.
+test-fast: ## Run the linter and the quick tests, without Spark, browser and NATS, within two minutes.
 	@scripts/test --fast $(ARGS)
 
 test-long: ## Run the tests that make test leaves out, then crashes, cuts, restarts and models on new seeds for SECONDS=3600.
