@@ -231,10 +231,9 @@ class Many:
         return fronts, sum(fronts), sum(each[len(self.fronts) :])
 
     def commit(self) -> float:
-        """Seconds that one commit takes which has a message for each of many queues."""
+        """Seconds that one commit takes which has a message for each of many queues; the first makes them."""
         run = next(self._runs)
-        names = (f"commit.{run}.{number}" for number in range(COMMIT_QUEUES))
-        rows = "".join(f'{{"queue": "{name}", "value": "x"}}\n' for name in names)
+        rows = "".join(f'{{"queue": "commit.{it}", "value": "x"}}\n' for it in range(COMMIT_QUEUES))
         key = f"commit/{run}"
         stage = self._post(f"/v1/stages?transaction={key}", rows, "application/x-ndjson")["stage"]
         began = time.monotonic()
@@ -318,8 +317,9 @@ def _of_many_queues() -> list[Row]:
             rests[shards] = many.rest()
             rows.append((f"at rest, {title}: CPU of three front-ends", rests[shards][0], "% core", 0))
             rows.append((f"at rest, {title}: memory of three front-ends", rests[shards][1], "MB", 0))
-            took = statistics.median(many.commit() for _ in range(3))
-            rows.append((f"one commit into {COMMIT_QUEUES:,} queues, {title}", took, "s", 1.0))
+            _, *took = [many.commit() for _ in range(4)]
+            row = f"one commit into {COMMIT_QUEUES:,} queues, {title}"
+            rows.append((row, statistics.median(took), "s", 1.0))
             if shards > 1:
                 led = max(many.led_percent(queues_of(run)) for run in range(1, 4))
                 shared = max(Counter(many.leaders).values()) / shards * 100
