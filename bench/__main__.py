@@ -46,6 +46,7 @@ BETTER = {
     "rows/s": Better.MORE,
     "%": Better.MORE,
     "% core": Better.LESS,
+    "% of all": Better.LESS,
     "x": Better.LESS,
 }
 
