@@ -21,6 +21,9 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -35,6 +38,8 @@ from penstock.model.shards import SHARDS_DEFAULT
 
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 30.0
+LED_SECONDS_MAX: Final = 20.0
+LOOK_SECONDS: Final = 0.1
 LAST_LINES: Final = 5
 DOORS: Final = ("sspq", "phpmq", "rq", "http")
 PORTS_EACH: Final = 10
@@ -133,6 +138,17 @@ class FrontEnd:
         """Its exit code, or minus the signal that ended it; None: it has not ended."""
         return self._process.poll() if self._process is not None else None
 
+    def knows_leaders(self) -> bool:
+        """Whether it would answer about every queue: right after a start, some logs have no leader."""
+        try:
+            with urllib.request.urlopen(f"http://{self.addresses['http']}/readyz", timeout=LED_SECONDS_MAX):
+                return True
+        except urllib.error.HTTPError as no:
+            no.close()
+        except OSError:
+            pass
+        return False
+
     def last_lines(self) -> list[str]:
         return _last_lines(self._log)
 
@@ -204,6 +220,10 @@ class LocalCluster:
             front_end.start(self.cluster)
         for front_end in self.front_ends:
             front_end.wait_ready()
+        until = time.monotonic() + LED_SECONDS_MAX
+        for front_end in self.front_ends:
+            while not front_end.knows_leaders() and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
 
     @property
     def credentials(self) -> dict[str, Path]:
