@@ -19,6 +19,7 @@ How it fails: as `stages.py`; `no-leader` where a log is needed that nobody lead
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Protocol
@@ -209,8 +210,7 @@ class ShardedStages:
             return list(begun["stored"])
         others = decision["stored"]
         if others is None:
-            shares = {int(shard): its for shard, its in decision["shards"].items()}
-            others = await store_shares(self._logs, key, self._shard(key), shares)
+            others = await store_shares(self._logs, key, self._shard(key), _shares(decision))
         return [*begun["stored"], *others]
 
     async def _prepare(self, key: str, attempt: str, by_shard: Mapping[int, list[str]]) -> list[Any]:
@@ -314,6 +314,8 @@ class Doubts:
                     await self.settle(shard)
                 except PenstockError as error:  # It is asked again.
                     log.debug("log %d: what is in doubt stays so: %s", shard, error)
+                except Exception:  # Else nobody would look at any of them any more, without a word.
+                    log.exception("log %d: a fault in settling what is in doubt, which goes on", shard)
         self._looking = None
 
     async def settle(self, shard: int, after_seconds: float = DOUBT_SECONDS) -> None:
@@ -355,8 +357,7 @@ class Doubts:
         begun = _all(await self._logs.call("begin", {shard: {"key": key}}))[shard]
         decision = begun["decision"]
         if decision is not None and decision["stored"] is None:
-            shares = {int(it): its for it, its in decision["shards"].items()}
-            await store_shares(self._logs, key, shard, shares, waits=False)
+            await store_shares(self._logs, key, shard, _shares(decision), waits=False)
             log.info("transaction %r, which log %d has decided, is stored in all others now", name, shard)
 
 
@@ -371,14 +372,16 @@ def _where(
         if its_ids:
             by_shard[shard] = its_ids
         totals += [total for _, total, _ in its["found"]]
-    parts: dict[str, int] = {}
-    for stage_id, _, is_alias in chain.from_iterable(it["found"] for it in found.values()):
-        parts[stage_id] = parts.get(stage_id, 0) - 1 if is_alias else 0
-    # Of one with parts in several logs, all must be there.
-    is_whole = all(
-        it in parts and (not parts[it] or 1 + int(it[-2:], 16) + parts[it] == 0) for it in stage_ids
-    )
+    rows = [row for its in found.values() for row in its["found"]]
+    in_one_log = {stage_id for stage_id, _, is_alias in rows if not is_alias}
+    parts = Counter(stage_id for stage_id, _, is_alias in rows if is_alias)
+    # One that has lapsed in some of its logs would be committed in part.
+    is_whole = all(it in in_one_log or parts[it] == 1 + int(it[-2:], 16) for it in stage_ids)
     return by_shard if is_whole else None, totals
+
+
+def _shares(decision: Fields) -> dict[int, list[str]]:
+    return {int(shard): its for shard, its in decision["shards"].items()}
 
 
 def _all(answers: Answers) -> dict[int, Fields]:
