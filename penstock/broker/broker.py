@@ -65,9 +65,9 @@ class Broker:
         self.requests = requests = Requests(log, ports, wants_turn)
         self.hand_out = hand_out = HandOut(log, ports, doors, requests, wants_turn)
         self.claims = Claims(log, doors, hand_out)
-        self.settling = Settling(log, hand_out, requests, wants_turn)
-        self.publishing = Publishing(log, ports, doors, hand_out, requests, wants_turn)
-        self.taking = Taking(self, log, ports, self.settling)
+        self.settling = settling = Settling(log, hand_out, requests, wants_turn)
+        self.publishing = Publishing(log, ports, doors, hand_out, requests, settling, wants_turn)
+        self.taking = Taking(self, log, ports, settling)
         self._expiring = Expiring(log, doors, self.delete)
         self._suspended = False
         log.on_stored(self.stir)
@@ -76,7 +76,7 @@ class Broker:
             words.Consume: self.claims.consume,
             words.Cancel: self.claims.cancel,
             words.Accepted: requests.accepted,
-            words.Reply: self.settling.reply,
+            words.Reply: settling.reply,
             words.Broadcast: self._broadcast,
             words.Closing: self._closing,
             words.Sync: self.publishing.sync,
@@ -116,6 +116,7 @@ class Broker:
         self.settling.give_back_all(attached, now_us, lost)
         attached.holds.clear()
         attached.ghosts.clear()
+        attached.waiting = [it for it in attached.waiting if isinstance(it, words.Publish)]
         self._wants_turn()
 
     def handle(self, port: Port, commands: Iterable[words.Command], now_us: int) -> None:
@@ -127,6 +128,8 @@ class Broker:
                 # The two that come with every chunk are called directly: the compiled build binds them.
                 if isinstance(command, words.Publish):
                     self.publishing.publish(attached, command, now_us)
+                elif attached.waiting and isinstance(command, words.Settle | words.Reply):
+                    attached.waiting.append(command)
                 elif isinstance(command, words.Settle):
                     self.settling.settle(attached, command, now_us)
                 else:

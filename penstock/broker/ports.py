@@ -93,8 +93,9 @@ class Attached:
         self.asked_count = 0  # batches of them, so far
         self.pace = Pace()  # of the queues that it makes
         self.receipts = 0  # batches that are on their way to the disk, and it waits to hear so
-        # There is no room for these yet: few, for it is not read meanwhile. An empty deque has 0.8 KB.
-        self.waiting: list[words.Publish] = []
+        # There is no room for these yet, and what it has settled behind them: few, for it is not read
+        # meanwhile. An empty deque has 0.8 KB.
+        self.waiting: list[words.Publish | words.Settle | words.Reply] = []
         self.speaking = False  # its commands are being handled
         self.closing = False
         self.blocked = False  # its buffer is full

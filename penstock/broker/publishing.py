@@ -4,6 +4,8 @@ Rules that always hold:
   * A sender for whose messages there is no room is not told no at once: it is not read any more, its
     messages wait here in order, and go in as soon as there is room, before those of later senders.
   * So does one that makes queues faster than it may, and nobody else waits for that.
+  * What a sender settles behind messages that wait, waits behind them: who has sent a result and then settled
+    its input must not have settled alone.
   * Who can be told no (RQ) does not wait for ever: a request not longer than its own time, and nobody longer
     than `DISK_SECONDS` for room on the disk, which no consumer makes.
   * What the log refuses for good is refused here, to its sender, by name.
@@ -17,6 +19,7 @@ from penstock.broker.doors import Doors
 from penstock.broker.hand_out import HandOut
 from penstock.broker.ports import Attached, Ports
 from penstock.broker.requests import Requests
+from penstock.broker.settling import Settling
 from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
 from penstock.log.log import Log
 from penstock.log.results import Receipt, Stored
@@ -36,6 +39,7 @@ class Publishing:
         doors: Doors,
         hand_out: HandOut,
         requests: Requests,
+        settling: Settling,
         wants_turn: Callable[[], None],
     ) -> None:
         self._log = log
@@ -43,6 +47,7 @@ class Publishing:
         self._doors = doors
         self._hand_out = hand_out
         self._requests = requests
+        self._settling = settling
         self._wants_turn = wants_turn
         self.held_back: dict[Attached, int] = {}  # since when; in the order in which they go in
         self._full: set[str] = set()  # queues that they wait for; EVERY_QUEUE where the disk is full
@@ -51,7 +56,7 @@ class Publishing:
     def forget(self, attached: Attached) -> None:
         """It is gone, and what it had sent and there was no room for goes with it: nobody else is told."""
         if attached.waiting:
-            count = sum(len(command.batch) for command in attached.waiting)
+            count = sum(len(it.batch) for it in attached.waiting if isinstance(it, words.Publish))
             attached.port.log(f"left while {count} messages that it had sent waited for room: not stored", 1)
         self.held_back.pop(attached, None)
         self._syncing.pop(attached, None)
@@ -135,8 +140,15 @@ class Publishing:
         """Room may have come back: take in what waits, in order, and go on reading from its senders."""
         self._full.clear()
         for attached in list(self.held_back):
-            while attached.waiting and not self._others_wait(attached.waiting[0].queue):
-                command = attached.waiting.pop(0)
+            while attached.waiting:
+                command = attached.waiting[0]
+                if not isinstance(command, words.Publish):
+                    del attached.waiting[0]
+                    self._settle(attached, command, now_us)
+                    continue
+                if self._others_wait(command.queue):
+                    break
+                del attached.waiting[0]
                 if self._store(attached, command, now_us):
                     continue
                 if command.queue not in self._full or len(command.batch) == 1:
@@ -152,15 +164,26 @@ class Publishing:
                 attached.finish_if_done()
                 self._wants_turn()
 
+    def _settle(self, attached: Attached, command: words.Settle | words.Reply, now_us: int) -> None:
+        if isinstance(command, words.Settle):
+            self._settling.settle(attached, command, now_us)
+        else:
+            self._settling.reply(attached, command, now_us)
+
     def _end_late(self, attached: Attached, waited_us: int) -> None:
         """Tell those no who have waited for long enough, and can be told."""
         seconds = waited_us // SECOND_US
-        if not seconds or not attached.waiting or attached.waiting[0].tickets is None:
+        first = attached.waiting[0] if attached.waiting else None
+        if not seconds or not isinstance(first, words.Publish) or first.tickets is None:
             return
         waiting, attached.waiting = attached.waiting, []
         for command in waiting:
             is_over = self.waits_for_disk and seconds >= DISK_SECONDS
-            if command.tickets is None or not (is_over or 0 < command.timeout_seconds <= seconds):
+            if (
+                not isinstance(command, words.Publish)
+                or command.tickets is None
+                or not (is_over or 0 < command.timeout_seconds <= seconds)
+            ):
                 attached.waiting.append(command)
                 continue
             room = "on the disk" if self.waits_for_disk else f"in queue {command.queue!r}"

@@ -513,8 +513,7 @@ class RemoteBroker:
             waiting, attached.waiting = attached.waiting, []
             broker.publishing.forget(attached)
             port.hold(False)
-            for publish in waiting:
-                self._sending.publish(seat, publish)
+            self.handle(port, waiting, now_us)
             if waiting and port.asked > port.answered:
                 self._ask(seat)
 
@@ -530,7 +529,8 @@ class RemoteBroker:
         sent, and no log has had yet, goes to the next leader."""
         for port, attached in list(broker.ports.attached.items()):
             if isinstance(port, Connection | ShardPort) and (port.has_left or port.is_gone):
-                waiting = [command for command in attached.waiting if not command.wants_reply]
+                messages = (it for it in attached.waiting if isinstance(it, words.Publish))
+                waiting = [command for command in messages if not command.wants_reply]
                 port.move(self)
                 self.attach(port)
                 port.hold(False)

@@ -447,8 +447,14 @@ class Run:
             self.rest()
             settled = sum([port.settle_all() for port in self.ports]) + self.callers.settle_all()
             delayed = sum(self.log.describe(queue).delayed for queue in self.log.queues())
-            if not settled and not delayed:
+            stuck = [port for port in self.ports if port.is_held and port.held_count()]
+            if not settled and not delayed and not stuck:
                 break
+            for port in stuck if not settled else ():
+                # It is not read from, and what it holds may be what there is no room beside.
+                self.ports.remove(port)
+                port.gone()
+                self.broker.detach(port, self.now_us)
             self.now_us += SECOND_US * bool(delayed)
         self.rest()
         self.check()

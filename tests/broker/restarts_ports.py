@@ -184,7 +184,7 @@ class WildPort:
     def settle_some(self) -> None:
         rng = self.run.rng
         doors = [door for door, held in self.holding.items() if held]
-        if not doors:
+        if not doors or self.is_held:  # Who is held is not read from.
             return
         door = rng.choice(doors)
         offsets = list(self.holding[door])
@@ -198,13 +198,13 @@ class WildPort:
 
     def settle_all(self) -> bool:
         """Everything that it holds is done; whether there was any."""
-        doors = [door for door, held in self.holding.items() if held]
+        doors = [door for door, held in self.holding.items() if held and not self.is_held]
         for door in doors:
             self.answer(door, list(self.holding[door]))
         return bool(doors)
 
     def reject_all(self) -> None:
-        for door, held in self.holding.items():
+        for door, held in self.holding.items() if not self.is_held else ():
             self.end(door, list(held), Outcome.REJECT)
 
     def accept(self, door: Door, offsets: list[int]) -> None:
@@ -442,7 +442,8 @@ class WildPort:
         """Those that the broker has taken in, and not ended."""
         attached = self.run.broker.ports.attached.get(self)
         waiting = attached.waiting if attached is not None else ()
-        unsent = {payload for command in waiting for payload in command.batch.messages()}
+        messages = (it for it in waiting if isinstance(it, Publish))
+        unsent = {payload for command in messages for payload in command.batch.messages()}
         return [
             ticket
             for ticket in self.tickets.values()

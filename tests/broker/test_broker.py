@@ -512,6 +512,43 @@ def test_what_came_together_goes_in_one_by_one_where_a_queue_takes_no_more(tmp_p
     house.log.close(house.now)
 
 
+@pytest.mark.parametrize("ends", ["there is room", "it leaves", "its peer is gone"])
+def test_nothing_is_settled_before_there_is_room_for_what_was_sent_before_it(
+    tmp_path: Path, ends: str
+) -> None:
+    """Or a worker that sends a result and then settles its input may have settled alone."""
+    house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
+    sender, worker, other = house.port("s"), house.port("w"), house.port("o")
+    sender.say(send("small", b"full"), send("in", b"input", b"request"))
+    sender.say(send("in", b"?", tickets=[1], wants_reply=True))
+    worker.say(Consume("in", 3))
+    house.turn()
+    answer = Reply("in", worker.origins[2], array("q", [2]), Batch.of([b"!"]))
+    worker.say(send("small", b"more"), settle(worker, "in", 0), answer, send("other", b"x"))
+    house.turn()
+    assert house.log.describe("in").held == 3
+    assert sender.heard("replies") == []
+    if ends == "there is room":
+        other.say(Consume("small", 1))
+        house.turn()
+        other.say(settle(other, "small", 0))
+        house.tick()
+        assert house.log.describe("in").held == 1
+        assert sender.heard("replies") == [[(1, b"!")]]
+        assert worker.heard("released") == [None]
+        assert house.log.describe("other").ready == 1
+    else:
+        if ends == "it leaves":
+            house.broker.detach(worker, house.now)
+        else:
+            house.broker.left(worker, house.now)
+        other.say(Consume("in", 3))
+        house.turn()
+        assert other.payloads() == [b"input", b"request", b"?"]
+        assert not any("does not hold" in str(text) for text in worker.heard("log"))
+    house.log.close(house.now)
+
+
 def test_what_waits_for_room_when_its_sender_leaves_is_told(tmp_path: Path) -> None:
     house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
     sender, content = house.port("s"), house.port("c")
