@@ -488,11 +488,17 @@ class Gate:
         return self._remote(self._leader(shard, scope), scope, b"%d" % shard)
 
     async def _ask_parts(self, parts: Mapping[int, Fields], asked: Asked, scope: Scope) -> list[Answered]:
-        """What each log says to its part of a request, all at once."""
-        sources = [self._source(shard, scope) for shard in parts]
-        bodies = [json.dumps(part).encode() for part in parts.values()]
-        asking = (it(asked._replace(body=body)) for it, body in zip(sources, bodies, strict=True))
-        return await asyncio.gather(*asking)
+        """What each log says to its part of a request, all at once. Where one is led by nobody, the others
+        are asked all the same: a reader holds there what it held."""
+
+        async def ask(shard: int, part: Fields) -> Answered:
+            return await self._source(shard, scope)(asked._replace(body=json.dumps(part).encode()))
+
+        answers = await asyncio.gather(*map(ask, parts, parts.values()), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, Answered)]
 
     async def _cuts(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._asked(scope, receive) as asked:

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from penstock.control.gauge import Gauge, gauge_file
+from penstock.http.app import App
 from penstock.http.auth import USER, Guard
 from penstock.http.connection import CONNECTION
+from penstock.http.held import Held
 from penstock.http.problems import Problem
 from penstock.http.sharding import gate as gate_module
 from penstock.http.sharding.gate import NAMED, THEIRS, Gate
+from penstock.model.shards import shard_of
 from tests.http.sharding.test_others import ANSWER, answered, made, running
 from tests.http.sharding.test_streams import Caller, told
 
@@ -105,6 +109,48 @@ async def test_who_leads_no_more_is_not_waited_for(method: str, monkeypatch: pyt
         assert (reading.status, reading.heard, reading.aborted.is_set()) == (200, b"ok", True)
         assert (used.status, used.heard, used.aborted.is_set()) == (200, b"ok", False)
         assert not own._away
+
+
+# --- several logs --------------------------------------------------------------------------------------
+
+
+@running
+async def test_a_reader_goes_on_holding_where_one_log_is_led_by_nobody() -> None:
+    """Or what the others have for it would be removed, when its lease there ends."""
+    held: list[dict[str, int]] = []
+
+    async def log(scope: Any, receive: Any, send: Any) -> None:
+        held.append(json.loads((await receive())["body"])["positions"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    with made() as (others, _):
+        site: Any = SimpleNamespace(
+            guard=Guard([]),
+            held=Held(Gauge(gauge_file()), 1 << 20),
+            body_bytes_max=1 << 20,
+            frame_seconds=5,
+        )
+        own = Gate(site, App(site, ()), others)
+        queues = {shard_of(name, 3): name for name in "abcdefghi"}
+        app: Any = log
+        own.set_shards({"leaders": ["", "us", "us"], "own": "us"}, {1: app, 2: app}, {})
+        caller = Putting({"positions": dict.fromkeys(queues.values(), 7)})
+        await told(own(caller.scope, caller.receive, caller.send))
+        assert caller.status == 503
+        assert sorted(map(sorted, held)) == sorted([queues[shard]] for shard in (1, 2))
+
+
+class Putting(Caller):
+    """A reader that says where it is."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__()
+        self.body = json.dumps(fields).encode()
+        self.scope.update(method="PUT", raw_path=b"/v1/readers/r", client=("1.2.3.4", 5))
+
+    async def receive(self) -> dict[str, Any]:
+        return {"type": "http.request", "body": self.body, "more_body": False}
 
 
 def test_what_another_front_end_has_sent_on_goes_no_further() -> None:
