@@ -23,9 +23,12 @@ def paged(name: str) -> Merge:
     def merge(answers: Sequence[Fields], query: Query) -> Fields:
         rows = sorted((row for it in answers for row in it[name]), key=lambda row: row["name"])
         limit = int(query.get("limit", LIMIT))
-        more = len(rows) > limit or any(it["next"] is not None for it in answers)
-        rows = rows[:limit]
-        return {name: rows, "next": rows[-1]["name"] if more and rows else None}
+        # A page may be short: what is behind the first that ends is not all known.
+        end: str | None = min((it["next"] for it in answers if it["next"] is not None), default=None)
+        rows = [row for row in rows if end is None or row["name"] <= end]
+        if len(rows) > limit:
+            end = rows[limit - 1]["name"]
+        return {name: rows[:limit], "next": end}
 
     return merge
 
