@@ -542,6 +542,8 @@ class RemoteBroker:
         if not seat.gone:
             broker.handle(seat.port, [publish], now_us)
             return
+        if publish.wants_reply:
+            return  # Nobody waits for the answer any more.
         try:
             broker.doors.check_names([publish.queue])
             log.append(publish.queue, publish.batch, now_us)

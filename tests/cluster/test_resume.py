@@ -633,6 +633,27 @@ def test_requests_wait_for_a_leader_as_long_as_their_senders_do(cluster: Cluster
 # --- this front-end leads --------------------------------------------------------------------------
 
 
+def test_what_somebody_asked_who_has_left_is_no_message_where_this_front_end_leads(
+    thread: LoopThread, tmp_path: Path
+) -> None:
+    """It would be worked on for nobody; what he has sent beside it stays sent."""
+    old = Leader(thread, tmp_path)
+    follower = Follower(thread).follow(old)
+    follower.lose()
+    requester = follower.wire("rq")
+    requester.say(request(1, b"work", b"?"), notice(2, b"work", b"!"))
+    thread.until(lambda: len(follower.remote._sending._gathered) == 2, "both to wait")
+    requester.close()
+    thread.until(lambda: not list(follower.remote._seating), "its leaving")
+    old.crash()
+    new = Leader(thread, tmp_path, term=2)
+    thread.call(_move, follower, new)
+    thread.until(lambda: new.counts_now("work")[0] == 1, "what was sent")
+    assert new.stored("work") == [b"!"]
+    follower.stop()
+    new.stop()
+
+
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_follower_that_leads_goes_on_with_its_clients(
     thread: LoopThread, tmp_path: Path, linked: bool
