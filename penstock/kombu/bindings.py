@@ -162,9 +162,11 @@ class Bindings:
             self._said.clear()
             self._last = -1, ""
             # Who tidies up sends before it acknowledges: what was held at the first look and gone at the
-            # second is found behind the others.
-            living = self._rows(0, state="ready") + self._rows(0, state="held")
-            living.sort(key=lambda row: row["offset"])
+            # second is found behind the others. What somebody held who was killed comes back in between, or
+            # later, by `retry-delays`.
+            looks = (self._rows(0, state=it) for it in ("ready", "held", "delayed", "ready"))
+            found = {row["offset"]: row for rows in looks for row in rows}
+            living = [found[at] for at in sorted(found)]
             rows = living + (self._rows(living[-1]["offset"] + 1) if living else [])
         for row in rows:
             self._last = row["offset"], row["id"]

@@ -377,6 +377,18 @@ def test_bindings_survive_the_deletion_of_their_queue(connect: Connect, api: Api
     assert inbox.bodies(2)[1] == "after"
 
 
+def test_a_binding_counts_while_it_is_delayed(connect: Connect, api: Api, queue: str) -> None:
+    """Whoever tidied up was killed, and the retry-delays of the queue say when what it held comes again."""
+    said = {"exchange": queue, "type": "fanout", "key": "", "queue": f"{queue}.bound"}
+    (offset,) = api.send(QUEUE, json.dumps(said).encode())
+    taken = api.ask("POST", f"/v1/queues/{QUEUE}/take", max=1000).json["messages"]
+    back = [{"id": it["id"], "delay": 3600 if it["offset"] == offset else 0} for it in taken]
+    assert api.ask("POST", f"/v1/queues/{QUEUE}/settle", {"requeue": back}).status == 200
+    assert row(api, QUEUE)["delayed"] == 1
+    publish(connect(), "", "all", exchange=queue)
+    assert row(api, f"{queue}.bound")["ready"] == 1
+
+
 @pytest.mark.parametrize(
     "entry",
     [b"nonsense", b"[]", b"{}", b'{"exchange": 1}', b"[" * 100_000, b'{"exchange": "X", "type": "headers"}'],
