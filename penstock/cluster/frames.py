@@ -92,6 +92,9 @@ CLAIM_ATTEMPTS: Final = 2  # of a CLAIM: above so many bits, `Claim.attempts_max
 CLAIM_ATTEMPTS_MAX: Final = (255 >> CLAIM_ATTEMPTS) - 1
 WORDS_ACTIVE: Final = 1  # of WORDS: demands that were in force at the leader before
 WORDS_AGAIN: Final = 2  # of WORDS: settlements that may have been said before
+WORDS_BEHIND: Final = 4  # of WORDS: settlements behind shipments that may be refused yet
+WORDS_EPOCH: Final = 3  # of such WORDS: above so many bits, the epoch of the main lane
+WORDS_EPOCHS: Final = 256 >> WORDS_EPOCH
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
 
@@ -132,6 +135,12 @@ def encode_frame(kind: Kind, *buffers: Buffer, port: int = 0, flag: int = 0) -> 
     if length > FRAME_BYTES_MAX:
         raise ValueError(f"a {kind.name} frame of {length} bytes; at most {FRAME_BYTES_MAX} fit the relay")
     return b"".join((_HEADER.pack(length, kind, flag, 0, port), *buffers))
+
+
+def flagged(header: bytes, flag: int) -> bytes:
+    """The header of a frame, with another flag."""
+    length, kind, _, zero, port = _HEADER.unpack(header)
+    return _HEADER.pack(length, kind, flag, zero, port)
 
 
 def encode_json(fields: Fields) -> bytes:

@@ -17,6 +17,7 @@ Rules that always hold:
   * After a change of leaders nothing is handed out until every front-end that is `expected` has said what its
     clients hold, or `claims_seconds` are over; twice that, where it is linked.
   * A settlement is confirmed to a follower when it is durable, in the order in which it came.
+  * What was said behind a shipment that is refused is passed over, as the shipments behind it are.
 
 How it fails: a link that breaks the rules is closed and the follower comes again. `LogFailed` goes to
 `on_failed`: this front-end leads no more.
@@ -39,6 +40,9 @@ from penstock.cluster.frames import (
     ROOM,
     WORDS_ACTIVE,
     WORDS_AGAIN,
+    WORDS_BEHIND,
+    WORDS_EPOCH,
+    WORDS_EPOCHS,
     Body,
     Frame,
     Hello,
@@ -47,6 +51,7 @@ from penstock.cluster.frames import (
     encode_frame,
     violation,
 )
+from penstock.cluster.lanes import MAIN
 from penstock.cluster.leader_link import LeaderLink
 from penstock.cluster.remote_port import RemotePort
 from penstock.cluster.storing import Storing
@@ -291,6 +296,8 @@ class RelayHost:
     def _words(self, link: LeaderLink, frame: Frame) -> None:
         port = link.port(frame)
         number, commands = unpack_words(Body(frame))
+        if frame.flag & WORDS_BEHIND and frame.flag >> WORDS_EPOCH != link.epochs[MAIN] % WORDS_EPOCHS:
+            return  # It was behind a shipment that was refused: the follower says it again.
         now_us = self._now_us()
         if number != NO_NUMBER and not frame.flag & WORDS_AGAIN:
             self._claim_waiting(port)  # It settles what it holds.

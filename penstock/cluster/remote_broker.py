@@ -80,7 +80,7 @@ class RemoteBroker:
         self._wants_turn = wants_turn
         self._on_link = on_link
         self._seating = Seating(connection_buffer_bytes)
-        self._sending = Sending(self._say_request, self._may_finish, self._seating.number)
+        self._sending = Sending(self._say_request, self._may_finish, self._seating)
         self._rooms = Rooms(connection_buffer_bytes)
         self._link: FollowerLink | None = None
         self._syncing: dict[Seat, None] = {}  # these want to hear when all that they have said is durable
@@ -142,7 +142,7 @@ class RemoteBroker:
         if self._link is None and settlement is None:
             return
         frame = encode_frame(kind, *buffers, port=seat.number, flag=flag)
-        if seat.gathered or seat.waiting:
+        if seat.gathered or seat.waiting or (seat.unstored and settlement is not None):
             self._sending.say_behind(Words(seat, frame, settlement))
         elif self._link is not None:
             self._sending.say(frame)
@@ -188,6 +188,9 @@ class RemoteBroker:
             for (queue, dead), holds in seat.holds.items():
                 ranges = [(first, end) for first, end, _ in holds]
                 self._write_aside(seat, Kind.RETURN, (text_bytes(queue), pack_ranges(ranges)), dead)
+            for settlement in self._sending.forget_waiting(seat):
+                for (queue, dead), _, its_ranges, _ in settlement.claims:
+                    self._write_aside(seat, Kind.RETURN, (text_bytes(queue), pack_ranges(its_ranges)), dead)
             seat.demands.clear()
             seat.holds.clear()
             seat.attempts.clear()
@@ -229,10 +232,17 @@ class RemoteBroker:
         if settling and seat.counts_room:
             self._rooms.check(seat, self._link)
         if said:
-            is_next = settlement is not None and not seat.gathered and not seat.waiting
-            number = self._seating.number(settlement) if settlement is not None and is_next else NO_NUMBER
-            if self._link is None and settlement is not None:
-                said = settlement.commands  # all else is told with the demands, as it is by then
+            number = NO_NUMBER
+            if settlement is not None and (seat.unstored or seat.waiting or seat.gathered):
+                # Behind messages for which there may be no room, it is said by itself.
+                others = [it for it in said if not isinstance(it, words.Settle | words.Reply)]
+                if others:
+                    self._write(seat, Kind.WORDS, pack_words(number, others))
+                said = settlement.commands
+            elif settlement is not None:
+                number = self._seating.number(settlement)
+                if self._link is None:
+                    said = settlement.commands  # all else is told with the demands, as it is by then
             self._write(seat, Kind.WORDS, pack_words(number, said), settlement=settlement)
             self._sending.check_link(seat)
         if asks:

@@ -117,14 +117,29 @@ class Seating:
         settlement.number = next(self._settlement_numbers)
         return settlement.number
 
+    def take_back(self, number: int) -> list[Settlement]:
+        """What was said behind the shipment of that number, which was not stored, is to be said again."""
+        back = [it for it in self._unsettled if it.behind > number]
+        if back:
+            self._unsettled = deque(it for it in self._unsettled if it.behind <= number)
+            self._unsaid.update(dict.fromkeys(back))
+        return back
+
+    def forget(self, settlement: Settlement) -> None:
+        """It is not said: what it speaks of comes again."""
+        del self._unsaid[settlement]
+        self._ended(settlement)
+
+    def _ended(self, settlement: Settlement) -> None:
+        seat = settlement.seat
+        seat.settled(settlement.questions)
+        if seat.gone and not seat.unsettled:
+            self._departed.pop(seat.number, None)
+
     def settled(self, number: int) -> None:
         """Everything up to that number is durable."""
         while self._unsettled and self._unsettled[0].number <= number:
-            settlement = self._unsettled.popleft()
-            seat = settlement.seat
-            seat.settled(settlement.questions)
-            if seat.gone and not seat.unsettled:
-                self._departed.pop(seat.number, None)
+            self._ended(self._unsettled.popleft())
 
     # --- a leader elsewhere --------------------------------------------------------------------------
 

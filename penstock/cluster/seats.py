@@ -60,6 +60,7 @@ class Settlement:
     claims: list[Claim]  # what the client held of the messages that they speak of
     questions: int  # that its connection had asked before
     number: int = -1  # by which it is confirmed; it has one when it is said
+    behind: int = 0  # the end of the shipments that it was said behind, and that may have been refused
 
 
 @dataclass(slots=True, eq=False)

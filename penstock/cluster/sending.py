@@ -8,8 +8,9 @@
 
 Rules that always hold:
   * What one connection sends to one queue is stored in the order in which it came.
-  * No word of a connection leaves before the messages that it has published before: a client that has sent
-    a result and then settled its input must not have settled alone.
+  * No word of a connection leaves before the messages that it has published before, and what it settles
+    behind them counts only if none of them is refused for lack of room: a client that has sent a result and
+    then settled its input must not have settled alone. So it is, too, where what it has sent is dropped.
   * Words leave in the order of their numbers, those of one connection as it has said them.
   * A connection of which something waits, or that finds the window full, is not read from.
   * Lack of room in one queue does not delay those who send to others for longer than one refusal takes.
@@ -26,8 +27,9 @@ from typing import Final
 
 from penstock.broker.publishing import DISK_SECONDS
 from penstock.cluster.follower_link import FollowerLink
-from penstock.cluster.frames import Kind, encode_frame
+from penstock.cluster.frames import WORDS_BEHIND, WORDS_EPOCH, WORDS_EPOCHS, Kind, encode_frame
 from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, Words, weight_of
+from penstock.cluster.seating import Seating
 from penstock.cluster.seats import Held, Seat, Settlement
 from penstock.cluster.word_codec import NO_NUMBER, pack_words, renumbered
 from penstock.model.words import Publish
@@ -44,11 +46,11 @@ class Sending:
         self,
         say_request: Callable[[Seat, Publish], None],
         may_finish: Callable[[Seat], None],
-        number: Callable[[Settlement], int],
+        seating: Seating,
     ) -> None:
         self._say_request = say_request
         self._may_finish = may_finish
-        self._number = number
+        self._seating = seating
         self._link: FollowerLink | None = None
         self._main = Lane(MAIN)
         self._again = Lane(AGAIN)
@@ -93,7 +95,7 @@ class Sending:
             self._leave_line(item)
             if isinstance(item, Words):
                 assert item.settlement is not None  # others do not outlive their link
-                self._number(item.settlement)
+                self._seating.number(item.settlement)
             elif item.publish.wants_reply:
                 item.seat.stored(item.questions)
             else:
@@ -113,19 +115,22 @@ class Sending:
         self._link = None
         self._said.clear()
         gathered, self._gathered = self._gathered, deque()
+        if self._main.sent:  # What was said behind these is said behind them again.
+            for settlement in self._seating.take_back(self._main.sent[0].number):
+                self._line_up(_settling(settlement))
         for item in gathered:
             self._leave_line(item)
             if not isinstance(item, Words):
                 self._line_up(item)
             elif item.settlement is not None:
-                self._line_up(_settling(item, item.settlement))
+                self._line_up(_settling(item.settlement))
         for seat in self._refused:
             waiting, seat.waiting = seat.waiting, deque()
             for item in waiting:
                 if not isinstance(item, Words):
                     seat.waiting.append(item)
                 elif item.settlement is not None:
-                    seat.waiting.append(_settling(item, item.settlement))
+                    seat.waiting.append(_settling(item.settlement))
 
     def _line_up(self, item: Item | Words) -> None:
         self._gathered.append(item)
@@ -181,6 +186,7 @@ class Sending:
 
     def leave(self, seat: Seat) -> None:
         """Its connection is gone: messages that wait for room go no further, all else does."""
+        self.forget_waiting(seat)
         waiting, seat.waiting = seat.waiting, deque()
         for item in waiting:
             if isinstance(item, Words):
@@ -189,6 +195,18 @@ class Sending:
                 _tell_lost(seat, item)
         self._refused.pop(seat, None)
         self._held.pop(seat, None)
+
+    def forget_waiting(self, seat: Seat) -> list[Settlement]:
+        """Its peer is gone: what it has settled behind messages that wait for room is not said."""
+        kept: deque[Words | Publish] = deque()
+        forgotten: list[Settlement] = []
+        for item in seat.waiting:
+            is_behind = kept and isinstance(item, Words) and item.settlement is not None
+            (forgotten if is_behind else kept).append(item.settlement if is_behind else item)
+        seat.waiting = kept
+        for settlement in forgotten:
+            self._seating.forget(settlement)
+        return forgotten
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -214,8 +232,14 @@ class Sending:
 
     def _say(self, item: Words, link: FollowerLink) -> None:
         self._say_said(link)
-        settlement = item.settlement
-        link.write(item.frame if settlement is None else renumbered(item.frame, self._number(settlement)))
+        settlement, flag = item.settlement, 0
+        if settlement is None:
+            link.write(item.frame)
+            return
+        settlement.behind = self._main.next_number if item.seat.unstored else 0
+        if settlement.behind:
+            flag = WORDS_BEHIND | self._main.epoch % WORDS_EPOCHS << WORDS_EPOCH
+        link.write(renumbered(item.frame, self._seating.number(settlement), flag))
 
     def _next_items(self) -> tuple[list[Item], list[Words]]:
         """What goes into the next shipment, and what is said behind it."""
@@ -316,6 +340,7 @@ class Sending:
         back = self._main.refused(number)
         if not back:
             return
+        said = self._seating.take_back(number)
         first = back[0]
         if not fault and len(first.parts) == 1:
             fault = {0}
@@ -340,6 +365,11 @@ class Sending:
         behind, self._gathered = self._gathered, deque()
         for item in others:
             self._line_up(item)
+        for settlement in said:
+            if settlement.seat.gone:
+                self._seating.forget(settlement)  # What it held has gone back with it.
+            else:
+                self._line_up(_settling(settlement))
         self._gathered += behind
         self.send()
         self.retry()
@@ -351,12 +381,23 @@ class Sending:
             # It is kept, unless that is too much, or others wait for what this connection says behind it.
             if seat.gathered or self._left_weight > WINDOW_BYTES:
                 _tell_lost(seat, item.publish)
+                self._forget_gathered(seat)
                 return
             self._left_weight += item.weight
         seat.waiting.append(item.publish)
         self._refused[seat] = None
         seat.hold(Held.REFUSED, True)
         self._full.add(item.publish.queue)
+
+    def _forget_gathered(self, seat: Seat) -> None:
+        """It has left, and something that it had sent is not stored: nothing is settled behind that."""
+        gathered, self._gathered = self._gathered, deque()
+        for item in gathered:
+            if item.seat is seat and isinstance(item, Words) and item.settlement is not None:
+                self._leave_line(item)
+                self._seating.forget(item.settlement)
+            else:
+                self._gathered.append(item)
 
     def _drop(self, seat: Seat, publish: Publish, text: str) -> None:
         seat.port.log(f"refused: {text}", len(publish.batch))
@@ -462,10 +503,11 @@ def _tell_lost(seat: Seat, publish: Publish) -> None:
     seat.port.log("left before there was room for what it had sent: not stored", len(publish.batch))
 
 
-def _settling(item: Words, settlement: Settlement) -> Words:
+def _settling(settlement: Settlement) -> Words:
     """What outlives its link: the settlements alone. Demands are told anew, as they are by then."""
-    frame = encode_frame(Kind.WORDS, *pack_words(NO_NUMBER, settlement.commands), port=item.seat.number)
-    return item._replace(frame=frame)
+    seat = settlement.seat
+    frame = encode_frame(Kind.WORDS, *pack_words(NO_NUMBER, settlement.commands), port=seat.number)
+    return Words(seat, frame, settlement)
 
 
 def _is_late(item: Item | Words) -> bool:

@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from penstock.cluster.columns import pack_batches, pack_ranges, unpack_batch, unpack_ranges
-from penstock.cluster.frames import COUNT, HEADER_BYTES, NUMBER, Body, Buffer, short_bytes, text_bytes
+from penstock.cluster.frames import (
+    COUNT,
+    HEADER_BYTES,
+    NUMBER,
+    Body,
+    Buffer,
+    flagged,
+    short_bytes,
+    text_bytes,
+)
 from penstock.model import words
 from penstock.model.words import Command, Outcome
 from penstock.protocols.errors import PeerViolation
@@ -154,10 +163,10 @@ def pack_words(number: int, commands: Sequence[Command]) -> list[Buffer]:
     return buffers
 
 
-def renumbered(frame: bytes, number: int) -> bytes:
+def renumbered(frame: bytes, number: int, flag: int = 0) -> bytes:
     """A frame of words, under another number."""
     end = HEADER_BYTES + NUMBER.size
-    return b"".join((frame[:HEADER_BYTES], NUMBER.pack(number), memoryview(frame)[end:]))
+    return b"".join((flagged(frame[:HEADER_BYTES], flag), NUMBER.pack(number), memoryview(frame)[end:]))
 
 
 def unpack_words(body: Body) -> tuple[int, list[Command]]:

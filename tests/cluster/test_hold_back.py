@@ -428,7 +428,7 @@ def publish_and_settle(
         thread.until(partial(is_under_way, sending, number), "a shipment of its own")
     behind = ack(b"in", held) + (consume(b"in", 0) if cancel else b"")
     worker.say(phpmq(1, (1, b"out"), (2, b"result")), behind)
-    thread.until(lambda: len(sending._gathered) == 2, "the result and the acknowledgement")
+    thread.until(lambda: len(sending._gathered) == 2 + cancel, "the result and what was said behind it")
     return receipts, [worker, other, source]
 
 
@@ -473,6 +473,89 @@ def test_an_acknowledgement_behind_a_result_is_told_when_its_client_has_left(
     assert leader.stored("out") == [b"result"]
     for wire in wires:
         wire.close()
+
+
+@pytest.mark.parametrize("cut", ["no", "it waits", "it was not told"])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_an_acknowledgement_waits_for_the_result_that_has_no_room(
+    leader: Leader, follower: Follower, chunks: int, cut: str
+) -> None:
+    """Or whoever dies then has the input settled, and the result nowhere."""
+    thread = leader.thread
+    worker, source = follower.wire("phpmq"), leader.wire("phpmq")
+    send(source, b"in", b"input")
+    send(source, b"small", bytes(SMALL))
+    worker.say(consume(b"in", 1))
+    held = expect_dispatch(worker, b"in", b"input")
+    if cut == "it was not told":
+        follower.lose()
+    result = phpmq(1, (1, b"small"), (2, b"result"))
+    if chunks == 1:
+        worker.say(result + ack(b"in", held) + consume(b"in", 2))
+    else:
+        (connection,) = follower.connections
+
+        def say_both() -> None:
+            connection._read(result)
+            connection._read(ack(b"in", held) + consume(b"in", 2))
+
+        thread.call(say_both)
+    if cut == "it was not told":
+        thread.until(lambda: len(follower.remote._sending._gathered) == 2, "both to wait")
+        follower.follow(leader)
+    thread.until(lambda: follower.remote.holds_back == 1, "the result to wait")
+    if cut == "it waits":
+        leader.cut_links()
+        follower.follow(leader)
+    probe = follower.wire("rq")
+    probe.say(notice(1, b"other", b"x"))
+    probe.expect(delivered(1))
+    assert leader.counts("in") == (0, 1, 0)
+    source.say(consume(b"small", 1))
+    source.say(ack(b"small", expect_dispatch(source, b"small", bytes(SMALL))))
+    expect_dispatch(source, b"small", b"result")
+    thread.until(lambda: leader.counts_now("in") == (0, 0, 0), "the input to be settled")
+    thread.until(lambda: not follower.remote._seating._unsettled, "nothing to be open")
+    # What it has said beside it counts.
+    send(source, b"in", b"2", b"3")
+    for content in (b"2", b"3"):
+        expect_dispatch(worker, b"in", content)
+    for wire in (worker, source, probe):
+        wire.close()
+
+
+@pytest.mark.parametrize("leaves", ["it is dropped", "its peer is gone"])
+def test_who_leaves_while_his_result_has_no_room_has_settled_nothing(
+    leader: Leader, follower: Follower, leaves: str
+) -> None:
+    thread = leader.thread
+    worker, source = follower.wire("phpmq"), leader.wire("phpmq")
+    send(source, b"in", b"input")
+    send(source, b"small", bytes(SMALL))
+    worker.say(consume(b"in", 1))
+    held = expect_dispatch(worker, b"in", b"input")
+    worker.say(phpmq(1, (1, b"small"), (2, b"result")) + ack(b"in", held))
+    thread.until(lambda: follower.remote.holds_back == 1, "the result to wait")
+    (connection,) = follower.connections
+    if leaves == "it is dropped":
+        thread.call(connection.drop)
+    else:
+        worker.close()
+
+        def has_left() -> bool:
+            connection.tick(follower.now_us())  # what the server does once a second
+            return connection.has_left
+
+        thread.until(has_left, "the broker to see that it has left")
+    source.say(consume(b"in", 1))
+    source.say(ack(b"in", expect_dispatch(source, b"in", b"input")))
+    source.say(consume(b"small", 1))
+    source.say(ack(b"small", expect_dispatch(source, b"small", bytes(SMALL))))
+    if leaves == "its peer is gone":
+        expect_dispatch(source, b"small", b"result")
+    thread.until(lambda: follower.remote.is_drained, "nothing to be open")
+    worker.close()
+    source.close()
 
 
 def input_of(follower: Follower, leader: Leader) -> tuple[Wire, bytes]:
