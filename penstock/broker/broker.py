@@ -128,7 +128,11 @@ class Broker:
                 # The two that come with every chunk are called directly: the compiled build binds them.
                 if isinstance(command, words.Publish):
                     self.publishing.publish(attached, command, now_us)
-                elif attached.waiting and isinstance(command, words.Settle | words.Reply):
+                elif (
+                    attached.waiting
+                    and isinstance(command, words.Settle | words.Reply)
+                    and attached.has_results_waiting()
+                ):
                     attached.waiting.append(command)
                 elif isinstance(command, words.Settle):
                     self.settling.settle(attached, command, now_us)

@@ -103,6 +103,10 @@ class Attached:
         self.idle = False  # its peer does not answer
         self.starved: dict[Door, None] = NOTHING  # there it had no room when it was its turn
 
+    def has_results_waiting(self) -> bool:
+        """Whether something waits that is more than a request, which ends with its sender all the same."""
+        return any(not isinstance(it, words.Publish) or not it.wants_reply for it in self.waiting)
+
     def finish_if_done(self) -> None:
         """Let it go where it wants to leave and nothing of its own is pending."""
         # What it has said is heard to the end first: it may want an answer.

@@ -5,7 +5,7 @@ Rules that always hold:
     messages wait here in order, and go in as soon as there is room, before those of later senders.
   * So does one that makes queues faster than it may, and nobody else waits for that.
   * What a sender settles behind messages that wait, waits behind them: who has sent a result and then settled
-    its input must not have settled alone.
+    its input must not have settled alone. Behind requests it does not: these end with their sender anyway.
   * Who can be told no (RQ) does not wait for ever: a request not longer than its own time, and nobody longer
     than `DISK_SECONDS` for room on the disk, which no consumer makes.
   * What the log refuses for good is refused here, to its sender, by name.

@@ -549,6 +549,19 @@ def test_nothing_is_settled_before_there_is_room_for_what_was_sent_before_it(
     house.log.close(house.now)
 
 
+def test_what_is_settled_behind_a_request_does_not_wait(tmp_path: Path) -> None:
+    """Those who ask each other would wait for each other."""
+    house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
+    sender, worker = house.port("s"), house.port("w", "rq")
+    sender.say(send("small", b"full"), send("in", b"input"))
+    worker.say(Consume("in", 1))
+    house.turn()
+    worker.say(send("small", b"more", tickets=[1], wants_reply=True), settle(worker, "in", 0))
+    assert worker.held is True
+    assert house.log.describe("in").held == 0
+    house.log.close(house.now)
+
+
 def test_what_waits_for_room_when_its_sender_leaves_is_told(tmp_path: Path) -> None:
     house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
     sender, content = house.port("s"), house.port("c")
