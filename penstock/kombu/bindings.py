@@ -113,7 +113,7 @@ class Bindings:
                 return
             if binding.seconds is not None:
                 self._mine[binding.identity] = binding
-            elif binding in self.of(binding.exchange):
+            elif binding in self.of(binding.exchange, anew=True):
                 return
             self._send([binding])
 
@@ -130,6 +130,7 @@ class Bindings:
 
     def remove_queue(self, queue: str) -> None:
         with self._lock:
+            self._read()  # Others may have bound it, and what we have said ourselves was not read so far.
             self.remove(*[key for key in {**self._said, **self._mine} if key.queue == queue])
 
     def renew(self) -> None:

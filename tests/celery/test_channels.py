@@ -17,6 +17,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
 import penstock.kombu  # noqa: F401 - registers the transport
+from penstock.kombu import bindings
 from penstock.kombu.bindings import QUEUE, TIDY_AT
 from penstock.kombu.settling import Delivery
 from tests.celery.workers import url_of
@@ -304,6 +305,35 @@ def test_bindings_of_durable_queues_stay(connect: Connect, api: Api, queue: str)
     bound(connect().channel()).unbind_from(Exchange(f"{queue}.x"), "k")
     publish(connect(), "k", "nowhere", exchange=f"{queue}.x")
     assert row(api, queue)["ready"] == 1
+
+
+def test_a_queue_that_another_has_deleted_a_moment_ago_is_bound_again(
+    connect: Connect, api: Api, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by who has read its binding a moment before that."""
+    monkeypatch.setattr(bindings, "FRESH_SECONDS", WAIT_SECONDS)
+    exchange = Exchange(queue, type="fanout")
+    bound = Queue(f"{queue}.bound", exchange)
+    first, second = connect(), connect()
+    bound(first.default_channel).declare()
+    publish(second, "", "one", exchange=exchange)
+    bound(first.default_channel).delete()
+    bound(second.default_channel).declare()
+    publish(connect(), "", "two", exchange=exchange)
+    assert row(api, bound.name)["ready"] == 1
+
+
+@pytest.mark.parametrize("by", ["who has bound it", "another"])
+def test_a_queue_that_is_deleted_is_bound_no_more(connect: Connect, api: Api, queue: str, by: str) -> None:
+    """Or what is published would make it again, for nobody."""
+    exchange = Exchange(queue, type="fanout")
+    bound = Queue(f"{queue}.bound", exchange)
+    first, second = connect(), connect()
+    bound(first.default_channel).declare()
+    publish(first, bound.name, "one")
+    (first if by == "who has bound it" else second).default_channel.queue_delete(bound.name)
+    publish(connect(), "", "two", exchange=exchange)
+    assert bound.name not in names(api)
 
 
 def test_a_reply_is_found_by_who_has_read_the_bindings_before(connect: Connect, queue: str) -> None:
