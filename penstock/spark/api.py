@@ -7,7 +7,8 @@ query. Every call here may be repeated: reading changes nothing, and what writes
 Where the URL names several front-ends of a cluster, the first that answers is asked. One that does not, or
 says that it cannot, is passed over: at once where the connection is refused, otherwise after `PASS_SECONDS`,
 and for `AVOID_SECONDS` all of this process ask the others first. A list of which one of them has not told its
-part is asked for again: nothing is taken for gone that somebody has.
+part is asked for again, and so is what ends before the end that another one has told, as with one that leads
+no more and does not know it: nothing is taken for gone that somebody has.
 
 Rules that always hold:
   * One connection, used by one thread at a time and kept open between calls. One that the broker has closed
@@ -244,9 +245,18 @@ class Broker:
         missing = answer.get("missing") if isinstance(answer, dict) else None
         if missing:
             # Another one may reach whom this one does not.
-            _failed_at[self.at] = time.monotonic()
-            self.close()
-            raise NoLeader(f"{self._where}: no answer from {', '.join(missing)}")
+            raise self.passed_over(f"no answer from {', '.join(missing)}")
+
+    def passed_over(self, why: str) -> NoLeader:
+        """The error of an answer that another one may have better: it is asked first from now on."""
+        _failed_at[self.at] = time.monotonic()
+        self.close()
+        return NoLeader(f"{self._where}: {why}")
+
+    @property
+    def is_several(self) -> bool:
+        """Whether there is another one to ask."""
+        return self._is_several
 
     @contextmanager
     def stream(self, *segments: str, **query: object) -> "Iterator[Body]":

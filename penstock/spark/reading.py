@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
 from penstock.spark import archive
-from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused, ask_all
+from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused, Unreachable, ask_all
 from penstock.spark.cuts import cut
 from penstock.spark.files import Folder, NoFiles, folder_of
 from penstock.spark.files import batches as file_batches
@@ -236,9 +236,11 @@ class Scan:
         at = part.start
         patience = Patience(self._broker.retry_seconds)
         while at < part.end:
+            ends = part.end
             try:
                 with self._broker.stream("queues", part.queue, "log", **self._query(at, part)) as body:
                     begins = int(body.headers.get("Penstock-Start", at))
+                    ends = int(body.headers.get("Penstock-End", part.end))
                     if begins > at:
                         yield from self._removed(part._replace(start=at), begins, table)
                         at = begins
@@ -246,8 +248,16 @@ class Scan:
                         patience.succeeded()
                         at = self._follow(part.queue, at, batch)
                         yield batch
+                    if ends < part.end and self._broker.is_several and self._options.view != "state":
+                        behind = f"queue {part.queue!r} ends at {ends} there, and at {part.end} elsewhere"
+                        raise self._broker.passed_over(behind)
             except Interrupted as error:
-                patience.failed(error)
+                try:
+                    patience.failed(error)
+                except Unreachable:
+                    if ends == part.end:
+                        raise
+                    break  # So it is at all of them.
                 continue
             except Refused as error:
                 begins = error.fields.get("offset_start", 0)

@@ -33,12 +33,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
-from penstock.spark.api import Broker
+from penstock.spark.api import Broker, Patience, Unreachable
 from penstock.spark.archive import Archive, reached
 from penstock.spark.cuts import within_bytes
 from penstock.spark.lease import Lease
 from penstock.spark.offsets import (
     Extent,
+    Identities,
     Offset,
     Positions,
     check_view,
@@ -125,7 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, identities = positions_of(start), identities_of(start)
         extents = {
             queue: extent
-            for queue, extent in self._look().items()
+            for queue, extent in self._look_from(before, identities).items()
             if queue in before or (extent.end and (self._target is None or queue in self._target))
         }
         positions = {
@@ -195,6 +196,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Positions | None:
         return dict(sorted(self._ends.items())) if self._ends is not None else None
+
+    def _look_from(self, before: Positions, identities: Identities) -> dict[str, Extent]:
+        """What there is now. Of several front-ends the one that is asked may have led, and not know that it
+        leads no more: it says of a queue that it ends before the query's position."""
+        patience = Patience(self._options.retry_seconds)
+        while True:
+            extents = self._look()
+            ahead = [
+                queue
+                for queue, position in before.items()
+                if (it := extents.get(queue)) is not None
+                and position > it.end
+                and identities.get(queue, "") == it.identity
+            ]
+            if not ahead or not self._broker.is_several:
+                return extents
+            queue = ahead[0]
+            why = f"queue {queue!r} ends at {extents[queue].end} there, and was read up to {before[queue]}"
+            try:
+                patience.failed(self._broker.passed_over(why))
+            except Unreachable:
+                return extents  # So it is at all of them.
 
     def _look(self) -> dict[str, Extent]:
         extents = self._extents(self._broker)

@@ -1,11 +1,13 @@
 """Several addresses: whoever answers is asked, to plan, to read and to write; nobody is waited for long."""
 
+import json
 import pickle
 import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -13,12 +15,17 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.spark import api
 from penstock.spark.api import Broker, Refused, Unreachable
-from penstock.spark.options import BATCH, read_options
+from penstock.spark.leaders import Leaders
+from penstock.spark.offsets import IDENTITIES, DataLost
+from penstock.spark.options import BATCH, STREAM, read_options
 from penstock.spark.reading import BatchReader, Piece
 from penstock.spark.source import schema_of
+from penstock.spark.splits import Range
+from penstock.spark.streaming import StreamReader
 from penstock.spark.writing_transaction import Transaction
 from tests.cluster.processes import site
 from tests.http.api import Api
@@ -156,6 +163,82 @@ def test_what_one_cannot_tell_whole_is_asked_of_all_in_turns() -> None:
         asking = Broker(urls(here, there), retry_seconds=5, contact_seconds=0.1)
         assert asking.get("offsets", queues="q")["queues"] == [{"name": "q"}]
         asking.close()
+
+
+class Late(Unable):
+    """A front-end that led the log, and does not know that another one does: what it has of it ends."""
+
+    identity: str
+    end = 2
+
+    def do_GET(self) -> None:
+        body, headers = b'{"status": "ok"}', {}
+        if self.path.startswith("/v1/offsets"):
+            row = {"name": "addresses.late", "identity": self.identity}
+            ends = {"offset_start": 0, "offset_end": self.end, "event_start": 0, "event_end": self.end}
+            body = json.dumps({"queues": [{**row, **ends}], "next": None}).encode()
+        elif "/log" in self.path:
+            sink = pa.BufferOutputStream()
+            pa.ipc.new_stream(sink, pa.schema([])).close()
+            body = sink.getvalue().to_pybytes()
+            headers = {"Penstock-Start": str(self.end), "Penstock-End": str(self.end)}
+        self.send_response(200)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def late(broker: BrokerProcess) -> Iterator[int]:
+    """Beside a broker whose queue has five messages, three of them behind its end."""
+    with Api(broker.ports["http"]) as there:
+        if not there.get("/v1/offsets", queues="addresses.late")["queues"]:
+            send(broker, "addresses.late", values(5))
+        (row,) = there.get("/v1/offsets", queues="addresses.late")["queues"]
+    with served(type("Now", (Late,), {"identity": row["identity"]})) as port:
+        yield port
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_task_is_not_content_with_less_than_was_planned(broker: BrokerProcess, fails: bool) -> None:
+    """Its rows would be passed over, with a warning, where a query may go on without what is lost."""
+    with late(broker) as port:
+        url = urls(broker.ports["http"], port)
+        said = {"url": url, "subscribe": "addresses.late", "engine": "http", "failOnDataLoss": str(fails)}
+        reading = BatchReader(
+            read_options({**said, "startingOffsets": '{"addresses.late": 2}'}, BATCH), schema_of("messages")
+        )
+        (piece,) = reading.partitions()
+        piece = replace(piece, leaders=Leaders((f"127.0.0.1:{port}",)))
+        assert read(reading, [piece]) == values(5)[2:]
+
+
+def test_a_stream_does_not_go_back_for_one_that_is_behind(broker: BrokerProcess) -> None:
+    """Its query would end, or read all of the queue once more."""
+    with late(broker) as port:
+        said = {"url": urls(port, broker.ports["http"]), "subscribe": "addresses.late"}
+        for fails in (True, False):
+            options = read_options({**said, "failOnDataLoss": str(fails)}, STREAM)
+            reading = StreamReader(options, schema_of("messages"))
+            with Api(broker.ports["http"]) as there:
+                (row,) = there.get("/v1/offsets", queues="addresses.late")["queues"]
+            start = {IDENTITIES: {"addresses.late": row["identity"]}, "addresses.late": 5}
+            api._failed_at.clear()
+            assert reading.latestOffset(start, ReadAllAvailable()) == start
+            reading.stop()
+
+
+def test_what_nobody_has_is_lost(broker: BrokerProcess) -> None:
+    with late(broker) as one, late(broker) as other:
+        said = {"url": urls(one, other), "subscribe": "addresses.late", "retrySeconds": "0.3"}
+        reading = StreamReader(read_options(said, STREAM), schema_of("messages"))
+        with pytest.raises(DataLost, match="ends at 2, but was read up to 5"):
+            reading.latestOffset({"addresses.late": 5}, ReadAllAvailable())
+        reading.stop()
+        batch = BatchReader(read_options({**said, "engine": "http"}, BATCH), schema_of("messages"))
+        with pytest.raises(DataLost, match="2 to 4 were there when the query was planned, and are not now"):
+            read(batch, [Piece((Range("addresses.late", 2, 5),))])
 
 
 def test_one_that_goes_while_it_is_read_from_is_replaced(broker: BrokerProcess) -> None:
