@@ -10,7 +10,7 @@ a clock or touches a socket; `wants_turn` asks the server for the next turn.
     doors.py       queues, each with two ways in; `consumers.py`: who wants messages at one of them
     requests.py    who waits for which answer; `asked.py`: requests that came together
     hand_out.py    who gets what is ready: demand, room, turns
-    claims.py      who holds what, after another broker has led
+    claims.py      who holds what, after another broker has led; `undurable.py`: what the next must be told
     settling.py    the ends of deliveries
     publishing.py  messages to the log, those that wait for room, receipts
     taking.py      callers over HTTP, who hold what they took for a time (`leases.py`)
@@ -36,6 +36,8 @@ from penstock.broker.publishing import Publishing
 from penstock.broker.requests import Requests
 from penstock.broker.settling import Settling
 from penstock.broker.taking import Taking
+from penstock.broker.undurable import Undurable
+from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.log.results import Fate
 from penstock.model import words
@@ -70,6 +72,7 @@ class Broker:
         self.taking = Taking(self, log, ports, settling)
         self._expiring = Expiring(log, doors, self.delete)
         self._suspended = False
+        self.undurable: Undurable | None = None
         log.on_stored(self.stir)
         # Any: each takes the one command that it stands under. `handle` knows the two that are missing.
         self._handlers: dict[type, Callable[[Attached, Any, int], None]] = {
@@ -179,6 +182,16 @@ class Broker:
         self.claims.wait(waiting)
         if not waiting:
             self._wants_turn()
+
+    def keep_undurable(self) -> None:
+        """Another broker may have to go on with what is not known to be durable."""
+        self.undurable = undurable = Undurable(self._log.position, self._log.attempts_before)
+        self.publishing.undurable = self.settling.undurable = undurable
+
+    @property
+    def failed(self) -> LogFailed | None:
+        """Why its log is of no use any more."""
+        return self._log.failed
 
     @property
     def is_suspended(self) -> bool:
@@ -316,6 +329,8 @@ class Broker:
             self.taking.turn(now_us)
         finally:
             self._log.flush(now_us)
+            if self.undurable is not None and self._log.is_flushed:
+                self.undurable.turned(self._log.position, self._log.synced)
             self.publishing.confirm(now_us)
 
     def due(self, now_us: int) -> None:

@@ -20,6 +20,7 @@ from penstock.broker.hand_out import HandOut
 from penstock.broker.ports import Attached, Ports
 from penstock.broker.requests import Requests
 from penstock.broker.settling import Settling
+from penstock.broker.undurable import Undurable
 from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
 from penstock.log.log import Log
 from penstock.log.results import Receipt, Stored
@@ -52,6 +53,7 @@ class Publishing:
         self.held_back: dict[Attached, int] = {}  # since when; in the order in which they go in
         self._full: set[str] = set()  # queues that they wait for; EVERY_QUEUE where the disk is full
         self._syncing: dict[Attached, None] = {}  # these want to hear when all that they have said is durable
+        self.undurable: Undurable | None = None  # where somebody else may have to go on
 
     def forget(self, attached: Attached) -> None:
         """It is gone, and what it had sent and there was no room for goes with it: nobody else is told."""
@@ -87,7 +89,7 @@ class Publishing:
                 asked = self._requests.prepare(attached, command, tickets)
                 receipt = self._requests.receipt(asked, now_us)
             else:
-                receipt = self._receipt(attached, tickets)
+                receipt = self._receipt(attached, command, tickets)
         try:
             if not self._log.has_queue(queue):
                 self._doors.check_names((queue,))
@@ -107,8 +109,11 @@ class Publishing:
             return True
         if asked is not None:
             self._requests.begin(attached, asked, command.timeout_seconds, now_us)
-        elif receipt is not None:
-            attached.receipts += 1
+        else:
+            if receipt is not None:
+                attached.receipts += 1
+            if self.undurable is not None:
+                self.undurable.published(attached.port, command)
         self._hand_out.stir(queue)
         return True
 
@@ -117,15 +122,16 @@ class Publishing:
         bytes_max = self._log.policies.for_queue(command.queue).max_bytes
         return len(command.batch) == 1 and 0 < bytes_max < len(command.batch.payload)
 
-    def _receipt(self, attached: Attached, tickets: Sequence[int]) -> Receipt:
+    def _receipt(self, attached: Attached, command: words.Publish, tickets: Sequence[int]) -> Receipt:
         port = attached.port
 
         def receipt(result: Stored | LogError) -> None:
-            if port not in self._ports.attached:
+            # Where the log has failed, nobody knows whether they are stored: the connection is about to end,
+            # or goes on at another broker.
+            if port not in self._ports.attached or not isinstance(result, Stored):
                 return
-            # Where the log has failed, nobody knows whether they are stored; the connection is about to end.
-            if isinstance(result, Stored):
-                port.delivered(tickets)
+            command.tickets = None  # It is told, whatever becomes of them.
+            port.delivered(tickets)
             attached.receipts -= 1
             attached.finish_if_done()
 
@@ -215,11 +221,10 @@ class Publishing:
         self._syncing = {attached: None for attached in self._syncing if attached.waiting}
 
         def confirmed(error: LogError | None) -> None:
-            for attached in ready:
+            for attached in ready if error is None else ():
                 attached.receipts -= 1
                 if attached.port in self._ports.attached:
-                    if error is None:
-                        attached.port.synced()
+                    attached.port.synced()
                     attached.finish_if_done()
 
         if ready:

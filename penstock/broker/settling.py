@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from penstock.broker.hand_out import HandOut
 from penstock.broker.ports import OTHERS, Attached, tally
 from penstock.broker.requests import Requests
+from penstock.broker.undurable import Undurable
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.log.results import Fate
@@ -31,6 +32,7 @@ class Settling:
         # Queues, who had messages of them, where these go, and when it was lost.
         self._leaving: deque[tuple[str, str, words.Where, int]] = deque()
         self._runs_left = RUNS_A_TURN  # of this turn
+        self.undurable: Undurable | None = None  # as `Publishing` has it
 
     def settle(self, attached: Attached, command: words.Settle, now_us: int) -> Sequence[Fate]:
         """What has become of those that it held."""
@@ -50,6 +52,8 @@ class Settling:
         except LogRefused as error:  # A new TTL that no message can have: it holds them still.
             attached.port.log(f"refused: {error}", sum(end - first for first, end in command.ranges))
             return ()
+        if self.undurable is not None:
+            self.undurable.settled(attached.port, command, fates)
         settled = self._freed(attached, command.queue, command.dead, fates, command.ranges)
         key, others = (command.queue, command.dead), (OTHERS, command.dead)
         attached.settled = tally(attached.settled, key, others, settled)
@@ -75,6 +79,8 @@ class Settling:
         fates = self._log.settle(
             command.queue, attached.port.name, Outcome.ACK, ranges, now_us, origin=command.origin
         )
+        if self.undurable is not None:
+            self.undurable.settled(attached.port, command, fates)
         settled = self._freed(attached, command.queue, False, fates, ranges)
         attached.settled = tally(attached.settled, (command.queue, False), (OTHERS, False), settled)
         self._requests.answer(command, fates)

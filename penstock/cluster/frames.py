@@ -95,6 +95,8 @@ WORDS_AGAIN: Final = 2  # of WORDS: settlements that may have been said before
 WORDS_BEHIND: Final = 4  # of WORDS: settlements behind shipments that may be refused yet
 WORDS_EPOCH: Final = 3  # of such WORDS: above so many bits, the epoch of the main lane
 WORDS_EPOCHS: Final = 256 >> WORDS_EPOCH
+FINISH_ENDED: Final = 1  # of FINISH: by an operator
+FINISH_LATE: Final = 2  # of FINISH: what it claims is not there for it any more
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
 

@@ -54,6 +54,7 @@ from penstock.cluster.frames import (
 from penstock.cluster.lanes import MAIN
 from penstock.cluster.leader_link import LeaderLink
 from penstock.cluster.remote_port import RemotePort
+from penstock.cluster.seating import count_of
 from penstock.cluster.storing import Storing
 from penstock.cluster.word_codec import NO_NUMBER, unpack_words
 from penstock.log.errors import LogFailed
@@ -233,7 +234,9 @@ class RelayHost:
         body.end()
         told = frame.flag >> CLAIM_ATTEMPTS
         dead, attempts_max = bool(frame.flag & CLAIM_DEAD), told - 1 if told else None
-        self._broker.claim(port, queue, dead, origin, ranges, self._now_us(), attempts_max)
+        granted = self._broker.claim(port, queue, dead, origin, ranges, self._now_us(), attempts_max)
+        if port.late and count_of(granted) < count_of(ranges):
+            port.end_late()
 
     def _claim_waiting(self, port: RemotePort) -> None:
         for frame in self._claims.pop(port, ()):
@@ -257,6 +260,7 @@ class RelayHost:
                 min(self._buffer_bytes, int(fields["buffer_bytes"])),
                 int(fields["count_room"]),
                 str(fields["user"]),
+                late=fields.get("late") is True,  # a front-end of an older version does not say
             )
         except (KeyError, TypeError, ValueError) as error:
             raise violation(f"an ATTACH frame that lacks or spoils {error}", frame.position) from None

@@ -6,7 +6,9 @@
     lost(why)                               there is no leader that anybody knows of
     is_linked                               whether the leader hears us
     move_to(broker, log, now_us)            this front-end leads now: everything goes on in its own broker
-    take_from(broker, now_us)               it leads no more: what was sent by who has left goes on here
+    adopt(broker, log, ports, now_us)       it hands over: everything goes on here; `all_stored` when it is so
+    take_over(broker, log, ports, now_us)   it has lost its log: everything goes on here; `decided` when it is
+                                            known what of it is stored
     on_link(is_up, why)                     is called when a link begins, has ended or could not be had
 
 Words of clients become frames, frames of the leader become deliveries. What it remembers besides is what a
@@ -32,10 +34,13 @@ from typing import Any, Final
 
 from penstock.broker.broker import Broker
 from penstock.broker.port import Port
+from penstock.broker.ports import Attached
 from penstock.cluster.columns import pack_ranges, unpack_batch, unpack_slices
 from penstock.cluster.follower_link import Dialer, FollowerLink
 from penstock.cluster.frames import (
     COUNT,
+    FINISH_ENDED,
+    FINISH_LATE,
     NUMBER,
     Body,
     Buffer,
@@ -50,8 +55,8 @@ from penstock.cluster.frames import (
 from penstock.cluster.lanes import LANES, Words, number_of, series_of
 from penstock.cluster.rooms import Rooms
 from penstock.cluster.routing import ShardPort
-from penstock.cluster.seating import Seating, user_of
-from penstock.cluster.seats import Demand, Held, Seat, Settlement
+from penstock.cluster.seating import Seating, end_late, user_of
+from penstock.cluster.seats import Claim, Demand, Held, Seat, Settlement
 from penstock.cluster.sending import Sending
 from penstock.cluster.trust import Leader
 from penstock.cluster.word_codec import NO_NUMBER, pack_words
@@ -412,7 +417,10 @@ class RemoteBroker:
         seat.hold(Held.LEADER, bool(frame.flag))
 
     def _finish(self, seat: Seat, frame: Frame) -> None:
-        if frame.flag and isinstance(seat.port, Connection | ShardPort):  # By an operator.
+        if frame.flag & FINISH_LATE:
+            end_late(seat.port)
+            return
+        if frame.flag & FINISH_ENDED and isinstance(seat.port, Connection | ShardPort):
             seat.port.end()
             return
         seat.finishing = True
@@ -506,26 +514,37 @@ class RemoteBroker:
             attached = broker.ports.attached.get(port)
             if attached is None:
                 continue
-            seat = self._seating.attach(port)
+            seat = self._seat(port, attached, log)
             seat.unstored += 1
             self._adopted.append(seat)
-            seat.closing, attached.closing = attached.closing, False
-            seat.idle, seat.blocked = attached.idle, attached.blocked
-            for door, command in port.demands.items():
-                known = attached.doors.get(door)
-                active = known is not None and known.consumers.window(port)[1]
-                seat.demands[door] = Demand(command, unanswered=not active, active=active)
-            for queue in {queue for queue, _ in attached.holds}:
-                for first, end, dead, origin, attempts in log.holds_of(queue, port.name):
-                    seat.holds.setdefault((queue, dead), RangeMap()).add(first, end, origin)
-                    if attempts:
-                        seat.attempts.setdefault((queue, dead), RangeMap()).add(first, end, attempts)
-            waiting, attached.waiting = attached.waiting, []
-            broker.publishing.forget(attached)
-            port.hold(False)
-            self.handle(port, waiting, now_us)
+            waiting = self._take_waiting(broker, seat, attached, now_us)
             if waiting and port.asked > port.answered:
                 self._ask(seat)
+
+    def _seat(self, port: Port, attached: Attached, log: Log) -> Seat:
+        """As the port stands at a broker of our own, where nothing is handed out any more."""
+        seat = self._seating.attach(port)
+        seat.closing, attached.closing = attached.closing, False
+        seat.idle, seat.blocked = attached.idle, attached.blocked
+        demands = port.demands if isinstance(port, ShardPort) else {}
+        for door, command in demands.items():
+            known = attached.doors.get(door)
+            active = known is not None and known.consumers.window(port)[1]
+            seat.demands[door] = Demand(command, unanswered=not active, active=active)
+        for queue in {queue for queue, _ in attached.holds}:
+            for first, end, dead, origin, attempts in log.holds_of(queue, port.name):
+                seat.holds.setdefault((queue, dead), RangeMap()).add(first, end, origin)
+                if attempts:
+                    seat.attempts.setdefault((queue, dead), RangeMap()).add(first, end, attempts)
+        return seat
+
+    def _take_waiting(self, broker: Broker, seat: Seat, attached: Attached, now_us: int) -> bool:
+        """What there was no room for, and what is settled behind it; whether there is such."""
+        waiting, attached.waiting = attached.waiting, []
+        broker.publishing.forget(attached)
+        seat.port.hold(False)
+        self.handle(seat.port, waiting, now_us)
+        return bool(waiting)
 
     def all_stored(self) -> None:
         """What those had said to a broker of our own who were adopted is durable."""
@@ -534,18 +553,51 @@ class RemoteBroker:
             seat.stored()
             self._may_finish(seat)
 
-    def take_from(self, broker: Broker, now_us: int) -> None:
-        """Who is connected finds out that something may be lost, and who has left does not. So what they have
-        sent, and no log has had yet, goes to the next leader."""
-        for port, attached in list(broker.ports.attached.items()):
-            if isinstance(port, Connection | ShardPort) and (port.has_left or port.is_gone):
-                messages = (it for it in attached.waiting if isinstance(it, words.Publish))
-                waiting = [command for command in messages if not command.wants_reply]
-                port.move(self)
-                self.attach(port)
-                port.hold(False)
-                port.hold_for_server(False)
-                self.handle(port, waiting, now_us)
+    def take_over(self, broker: Broker, log: Log, ports: Iterable[ShardPort], now_us: int) -> None:
+        """Everything of these goes on here: the log has failed, or is not ours any more. The broker does
+        nothing for them from now on.
+
+        Nothing may be said to the next leader before it is `decided` what of it is stored.
+        """
+        taken: list[tuple[ShardPort, Seat, Attached]] = []
+        for port in ports:
+            attached = broker.ports.attached.get(port)
+            if attached is not None:
+                seat = self._seat(port, attached, log)
+                seat.late = True
+                taken.append((port, seat, attached))
+        left: list[ShardPort] = []
+        for sender, command, claims, start, end in broker.undurable or ():
+            if not isinstance(sender, ShardPort):
+                continue  # Its own front-end knows.
+            found = self._seating.of(sender)
+            if found is None:
+                found = self._seating.attach(sender)
+                left.append(sender)
+            if isinstance(command, words.Publish):
+                self._sending.doubt(found, command, start, end)
+            else:
+                dead = isinstance(command, words.Settle) and command.dead
+                its = [Claim((command.queue, dead), command.origin, *it) for it in claims]
+                self._sending.doubt(found, self._seating.unsaid(found, [command], its), start, end)
+        for port, seat, attached in taken:
+            self._take_waiting(broker, seat, attached, now_us)
+            broker.ports.detach(port)
+            for it in attached.asked.values():
+                if tickets := it.end_all():
+                    port.undelivered(tickets)
+            if port.asked > port.answered:
+                self._ask(seat)
+        for port in left:
+            self.detach(port, now_us)
+
+    def decided(self, stored: int, unstored: int) -> list[Port]:
+        """The log that was lost is stored up to one position, and not from the other one on; who has sent
+        what is between, and is there to be told."""
+        seats = self._sending.decided(stored, unstored)
+        for seat in list(self._syncing):
+            self._may_finish(seat)
+        return [seat.port for seat in seats if not seat.gone]
 
     @staticmethod
     def _move_publish(seat: Seat, publish: words.Publish, broker: Broker, log: Log, now_us: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.columns import pack_batches, pack_slices
-from penstock.cluster.frames import COUNT, NUMBER, Kind, encode_frame, encode_json, text_bytes
+from penstock.cluster.frames import COUNT, FINISH_LATE, NUMBER, Kind, encode_frame, encode_json, text_bytes
 from penstock.model.batch import Batch, Slice
 from penstock.model.words import Where
 
@@ -43,6 +43,7 @@ class RemotePort:
     sent: dict[str, int] | None = None  # known to its own front-end
     is_held: bool = False  # not read from
     blocked: bool = False  # its client does not read
+    late: bool = False  # it has come back after its front-end led, and others may have got what it has
     undurable: int = 0  # deliveries that wait for the disk
     _bytes: int = 0  # delivered
     _count: int = 0
@@ -116,6 +117,10 @@ class RemotePort:
     def end(self) -> None:
         """An operator sends it away: its front-end does."""
         self._say(Kind.FINISH, flag=True)
+
+    def end_late(self) -> None:
+        """Others have got what it has: its front-end disconnects it."""
+        self._link.write(encode_frame(Kind.FINISH, port=self.number, flag=FINISH_LATE))
 
     def about(self, now_us: int) -> dict[str, object]:
         """What is known of it here, for people; the rest its own front-end knows."""

@@ -290,6 +290,7 @@ class Router:
         self.homes = list(homes)
         self.now_us = now_us  # of what is received now
         self._wants_turn = wants_turn
+        self._on_failed = on_failed
         self._failing = _Failing(on_failed)
         self._routed: dict[Port, Routed] = {}
         # Have left, with words that wait: whether they count as lost, and until when they are waited for.
@@ -330,11 +331,9 @@ class Router:
         else:
             self._detach(routed, now_us, lost)
 
-    def lose(self, shard: int) -> None:
-        """What was said to one and is not known to be durable may never be: nothing is settled behind it."""
-        now_us = self.now_us()
-        for port in self.ports_of(shard):
-            self._forget(port.routed, now_us)
+    def lose(self, port: ShardPort) -> None:
+        """What it has said is not known to be durable, and may never be: nothing is settled behind it."""
+        self._forget(port.routed, self.now_us())
 
     def _forget(self, routed: Routed, now_us: int) -> None:
         """What waits of a connection is not said any more."""
@@ -422,8 +421,18 @@ class Router:
             self.go_on(routed)
 
     def _say(self, port: ShardPort, commands: Sequence[Command], now_us: int) -> None:
-        with self._failing:
-            self.homes[port.shard].handle(port, commands, now_us)
+        home = self.homes[port.shard]
+        if isinstance(home, Broker) and (error := home.failed) is not None:
+            self._on_failed(error)
+            if self.homes[port.shard] is home:
+                return  # This front-end ends.
+            home = self.homes[port.shard]
+        try:
+            home.handle(port, commands, now_us)
+        except LogFailed as error:
+            port.log("is disconnected: the log has failed while it took what the client had said", 1)
+            port.drop()
+            self._on_failed(error)
 
     def _wait(self, routed: Routed, needs: dict[ShardPort, int], command: Command) -> None:
         routed.waiting.append((needs, command))

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count as counter
+from typing import Final
 
 from penstock.broker.broker import Broker
 from penstock.broker.port import Port
@@ -31,11 +32,16 @@ from penstock.cluster.frames import (
     short_bytes,
     text_bytes,
 )
+from penstock.cluster.routing import ShardPort
 from penstock.cluster.seats import Claim, Held, Seat, Settlement
 from penstock.cluster.word_codec import NO_NUMBER, pack_words
 from penstock.model import words
-from penstock.model.words import Command, Outcome, ranges_of
-from penstock.server.connection import UNBOUNDED
+from penstock.model.words import Command, Outcome, Ranges, ranges_of
+from penstock.server.connection import UNBOUNDED, Connection
+
+TOO_LATE: Final = (
+    "is disconnected: while nobody heard this front-end, others have got what the client holds or has settled"
+)
 
 Write = Callable[[Seat, Kind, Iterable[Buffer], int], None]  # a frame of a connection, with its flag
 
@@ -105,6 +111,10 @@ class Seating:
                     seat.forget_attempts(door, gone)
         if not claims:
             return None
+        return self.unsaid(seat, settling, claims)
+
+    def unsaid(self, seat: Seat, settling: list[Command], claims: list[Claim]) -> Settlement:
+        """It is to be said."""
         settlement = Settlement(seat, settling, claims, seat.questions)
         self._unsaid[settlement] = None
         seat.unsettled += 1
@@ -126,7 +136,7 @@ class Seating:
         return back
 
     def forget(self, settlement: Settlement) -> None:
-        """It is not said: what it speaks of comes again."""
+        """It is not said: it is durable, or what it speaks of comes again."""
         del self._unsaid[settlement]
         self._ended(settlement)
 
@@ -158,6 +168,7 @@ class Seating:
                 "connected_us": int(1_000_000 * connected),
                 "count_room": seat.told_room,
                 "buffer_bytes": self._buffer_bytes,
+                "late": seat.late,
             }
         )
 
@@ -200,18 +211,26 @@ class Seating:
 
     def move_to(self, broker: Broker, now_us: int, publish: Callable[[], None]) -> None:
         """The same by calls. `publish` hands over what is not known to be stored. Nobody stays here."""
+
+        def claim(seat: Seat, it: Claim) -> None:
+            (queue, dead), origin, ranges, attempts_max = it
+            granted = broker.claim(seat.port, queue, dead, origin, ranges, now_us, attempts_max)
+            if seat.late and not seat.gone and count_of(granted) < count_of(ranges):
+                too_late.append(seat)
+
+        too_late: list[Seat] = []
         seats = [*self._departed.values(), *self._seats.values()]
         for seat in seats:
             broker.attach(seat.port)
             seat.hold(Held.LEADER, False)
         publish()  # no settlement of who has sent them overtakes them, whatever a crash leaves of the log
         for settlement in (*self._unsettled, *self._unsaid):
-            for (queue, dead), origin, ranges, attempts_max in settlement.claims:
-                broker.claim(settlement.seat.port, queue, dead, origin, ranges, now_us, attempts_max)
+            for it in settlement.claims:
+                claim(settlement.seat, it)
             broker.handle(settlement.seat.port, settlement.commands, now_us)
         for seat in seats:
-            for (queue, dead), origin, ranges, _ in seat.claims():
-                broker.claim(seat.port, queue, dead, origin, ranges, now_us)
+            for it in seat.claims():
+                claim(seat, it)
         for seat in seats:
             for demand in seat.demands.values():
                 if demand.active:
@@ -232,6 +251,8 @@ class Seating:
         self._departed.clear()
         self._unsettled.clear()
         self._unsaid.clear()
+        for seat in too_late:
+            end_late(seat.port)
 
 
 def _write_claim(write: Write, seat: Seat, claim: Claim, flag: int) -> None:
@@ -240,6 +261,17 @@ def _write_claim(write: Write, seat: Seat, claim: Claim, flag: int) -> None:
     if attempts_max is not None and attempts_max <= CLAIM_ATTEMPTS_MAX:
         flag |= attempts_max + 1 << CLAIM_ATTEMPTS
     write(seat, Kind.CLAIM, body, flag | (CLAIM_DEAD if dead else 0))
+
+
+def count_of(ranges: Ranges) -> int:
+    return sum(end - first for first, end in ranges)
+
+
+def end_late(port: Port) -> None:
+    """Somebody else has got what it holds or has settled, which it may not know."""
+    if isinstance(port, Connection | ShardPort) and not port.is_gone:
+        port.log(TOO_LATE, 1)
+        port.drop()
 
 
 def user_of(port: Port) -> str:

@@ -92,6 +92,8 @@ class Seat:
     told_count: int = 0
     told_room: int = 0
     counts_room: bool = False  # the protocol bounds the number of deliveries
+    # What it holds or has settled may be with somebody else by now: then its connection ends.
+    late: bool = False
 
     def hold(self, reason: Held, held: bool) -> None:
         before = self.held

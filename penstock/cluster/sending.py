@@ -1,5 +1,7 @@
 """Sending: the messages that a follower's clients publish, from their chunk to the leader's receipt.
 
+    doubtful    had gone to a log of our own, which we have lost: it may be stored, and nothing else leaves
+                before that is known
     gathered    came in this turn, or there is no leader, or too much is on its way; requests too, and words
                 that their connection has said behind messages, settlements above all
     main lane   on its way, in order
@@ -55,7 +57,8 @@ class Sending:
         self._main = Lane(MAIN)
         self._again = Lane(AGAIN)
         self._gathered: deque[Item | Words] = deque()
-        self._gathered_weight = 0
+        self._gathered_weight = 0  # of what is doubtful, too
+        self._doubtful: list[tuple[Item | Words, int, int]] = []  # and between which positions of that log
         self._said: list[bytes] = []  # in this turn, what waits for nothing else
         self._held: dict[Seat, None] = {}  # for the window's sake
         self._refused: dict[Seat, None] = {}  # of which something waits
@@ -66,7 +69,7 @@ class Sending:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._main.sent or self._again.sent or self._gathered or self._refused)
+        return not (self._main.sent or self._again.sent or self._gathered or self._refused or self._doubtful)
 
     @property
     def held_count(self) -> int:
@@ -149,9 +152,59 @@ class Sending:
             return
         late = time.monotonic() + command.timeout_seconds if command.timeout_seconds else 0.0
         self._line_up(Item(seat, command, late, weight=weight_of(command), questions=seat.questions))
+        self._took(seat)
+
+    def _took(self, seat: Seat) -> None:
         seat.unstored += 1
         if self._main.weight + self._gathered_weight > WINDOW_BYTES:
             self._hold(seat)
+
+    def doubt(self, seat: Seat, what: Publish | Settlement, start: int, end: int) -> None:
+        """It has gone to a log that we have lost: it is there between these positions, or nowhere."""
+        if isinstance(what, Publish):
+            item: Item | Words = Item(seat, what, weight=weight_of(what), questions=seat.questions)
+        else:
+            item = _settling(what)
+        self._gathered_weight += item.weight
+        seat.gathered += 1
+        self._doubtful.append((item, start, end))
+        if isinstance(item, Item):
+            self._took(seat)
+
+    def decided(self, stored: int, unstored: int) -> list[Seat]:
+        """The log that we have lost is stored up to one position, and not stored from the other one on. What
+        is between is not known; whose messages those are is answered, and nothing of them goes further, nor is
+        anything settled behind them. Other settlements are said, though they may have been before."""
+        doubtful, self._doubtful = self._doubtful, []
+        unknown = {
+            item.seat: None
+            for item, start, end in doubtful
+            if isinstance(item, Item) and start < unstored and end > stored
+        }
+        left: list[Item | Words] = []
+        for item, _, end in doubtful:
+            seat = item.seat
+            if isinstance(item, Words):
+                assert item.settlement is not None
+                if end > stored and seat not in unknown:
+                    left.append(item)
+                else:
+                    self._leave_line(item)
+                    self._seating.forget(item.settlement)
+            elif end > stored and seat not in unknown:
+                left.append(item)
+            else:
+                self._leave_line(item)
+                seat.stored(item.questions)
+                if item.publish.tickets is not None and end <= stored and not seat.gone:
+                    seat.port.delivered(item.publish.tickets)
+        self._gathered.extendleft(reversed(left))
+        for seat in unknown:
+            self._forget_gathered(seat)
+        for item, *_ in doubtful:
+            self._may_finish(item.seat)
+        self._check_window()
+        return list(unknown)
 
     def say(self, frame: bytes) -> None:
         """What waits for no message of its connection: behind those of this turn, before all that is said
@@ -390,7 +443,7 @@ class Sending:
         self._full.add(item.publish.queue)
 
     def _forget_gathered(self, seat: Seat) -> None:
-        """It has left, and something that it had sent is not stored: nothing is settled behind that."""
+        """Something that it has sent is not known to be stored, and goes no further: nothing is settled behind it."""
         gathered, self._gathered = self._gathered, deque()
         for item in gathered:
             if item.seat is seat and isinstance(item, Words) and item.settlement is not None:

@@ -6,15 +6,17 @@
                front-ends come to the relay (`host.py`)
     unsure     as led, and nothing is handed out: somebody else may be about to lead
 
-Nobody loses a connection where leadership moves as it was meant to: what clients hold and wait for goes to
-the new broker, here or elsewhere. Where it is lost, what the others have done meanwhile is not known here:
-clients who have spoken of this shard are disconnected, and come again. What those had sent who have left
-already, and no log has had yet, goes to the next leader.
+Nobody loses a connection where leadership moves: what clients hold and wait for goes to the new broker, here
+or elsewhere. Where it is lost (we were not heard, and somebody else has the lease), so does what they had
+said last and the stream has not got: one record at a time is on its way there, and who writes next decides
+whether it came in time. Only who has sent what cannot be told of is disconnected, and who holds what others
+have got since (`Seat.late`).
 
 Rules that always hold:
   * One change at a time. What a change was for may be over when it ends: it is looked at again then.
   * A log that has failed is let go of, and its local copy falls back to what the stream has, too. Whether
     this front-end leads again is for the lease to say.
+  * Nothing is said to the next leader before it is known what of our log is stored.
   * A lease is given away when all that was said to the broker is stored, and it says nothing any more.
 """
 
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock import __version__
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
+from penstock.broker.port import Port
 from penstock.cluster.clocks import APART_US, LEADS, led_by
 from penstock.cluster.host import RelayHost
 from penstock.cluster.records import Claim
@@ -59,6 +62,8 @@ LOOK_SECONDS: Final = 5.0
 """How often files that are gone from the stream are looked for."""
 
 DOUBT_SECONDS: Final = 0.1
+WRITTEN_SECONDS: Final = 0.02
+"""How often it is looked whether what was on its way to the stream has come to an end."""
 
 DOWN_SECONDS: Final = 2.0
 """So long a link may be away before it is told, where the cluster has several shards."""
@@ -95,6 +100,7 @@ class Shard:
         self.remote = self._new_remote()
         self._doubt: asyncio.TimerHandle | None = None  # looks again whether we still lead
         self._leader_before = ""
+        self._unreachable = ""  # who led when the link to it was cut, or could not be had
         self._is_given = False  # by who led before, to us
         self._kept_up = float("-inf")  # when the copy of the log was last up to date
         self._linked = False  # to the leader
@@ -105,6 +111,7 @@ class Shard:
         self._steering: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._letting_go: asyncio.Task[None] | None = None  # of one that we led
+        self._lost_log: StreamLog | None = None  # that is let go of, and may be stored in part
         self._is_copy_used = False  # by a log: the copy is more than what came from the stream
         self._term = 0  # in which we lead
         self._lost: LogFailed | None = None  # why the log that we led is of no use any more
@@ -162,6 +169,8 @@ class Shard:
             await asyncio.gather(self._steering, return_exceptions=True)
             self._steering = None
         if self._letting_go is not None:
+            if self._lost_log is not None:
+                self._lost_log.appender.stop()  # Nobody waits any more for what becomes of it.
             await asyncio.gather(self._letting_go, return_exceptions=True)
         await self._stop_keeping_up()
         self._untell_down()
@@ -296,10 +305,15 @@ class Shard:
         broker = server.make_broker(opened, lambda: front.router.want(self.number))
         others = set(members) - {front.member}
         before = members.get(self._leader_before, {})
-        if not self._is_given and (LEADS not in before or self.number in led_by(before)):
-            # It has nothing to claim: its clients are gone with it, or will be told to come again. Those of
-            # one that had the lease, and has not come to lead, are there.
+        had_led = not self._is_given and (LEADS not in before or self.number in led_by(before))
+        if had_led and self._unreachable == self._leader_before:
+            # Its clients are gone with it. Those of one that had the lease, and has not come to lead, are
+            # there, and so are those of one that is only silent.
             others.discard(self._leader_before)
+        self.led, self._term = led, claim.term
+        self._keep_what_is_left(opened)
+        if self._lost is not None:
+            return
         self.host = RelayHost(
             broker,
             opened,
@@ -312,8 +326,8 @@ class Shard:
             claims_seconds=CLAIMS_SECONDS,
             say=lambda level, text: front.lines.say(level, self.number, text),
         )
-        self.led, self.broker, self._term = led, broker, claim.term
-        self._keep_what_is_left(opened)
+        broker.keep_undurable()
+        self.broker = broker
         self._leader_before = ""  # should we lead again, everybody has something to claim
         self.remote.lost("this front-end leads")
         self._untell_down()
@@ -321,6 +335,10 @@ class Shard:
             self.remote.move_to(broker, opened, server.now_us())
         except LogFailed as error:
             self.fail(error)
+            for port in front.router.ports_of(self.number):
+                port.log("is disconnected: the log has failed when the lead was taken", 1)
+                self._drop(port)
+            return
         front.moved()
         front.door.open(self.host)
         front.leader_changed(self)
@@ -400,7 +418,8 @@ class Shard:
             remote.all_stored()
             return
         log.warning("%s: not all was stored before it was handed over; clients are disconnected", self._name)
-        self._drop(ports)
+        for port in ports:
+            self._drop(port)
 
     async def _stored(self, opened: Log) -> bool:
         """Wait until all that was said is stored, and told; False where that takes too long or fails."""
@@ -416,38 +435,57 @@ class Shard:
         except (LogFailed, TimeoutError):
             return False
 
-    async def _step_down(self) -> None:
-        """Somebody else leads, or nobody knows what has become of our log: begin anew."""
-        led, self.led, self._lost = self.led, None, None
-        self._kept_up = float("-inf")
-        front = self._front
-        text = "this front-end leads no more: its clients are disconnected, and can come again"
+    def _leave_off(self) -> None:
+        """We lead no more: clients go on in the way to the next leader."""
+        broker, led = self.broker, self.led
+        assert broker is not None
+        assert led is not None
+        front, now_us = self._front, self._server.now_us()
+        text = "this front-end leads no more: its clients go on at the next leader"
         front.lines.say(logging.WARNING, self.number, text)
+        broker.suspend(True)
         if self.host is not None:
             front.door.shut(self.host)
             self.host = None
+        broker.taking.end_waits(now_us)
+        if self._lost is None:
+            try:
+                broker.turn(now_us)
+            except LogFailed as error:
+                self._lost = error
         self.remote.lost("this front-end begins anew")  # two of one name would push each other out
-        broker, self.broker = self.broker, None
         self.remote = self._new_remote()
-        front.moved()
-        if broker is not None:
-            broker.taking.end_waits(self._server.now_us())
-            self.remote.take_from(broker, self._server.now_us())
-        self._drop(front.router.ports_of(self.number))
-        self._letting_go = self._loop.create_task(self._let_go(led))
-        await asyncio.shield(self._letting_go)  # A stop waits for it.
+        self.remote.take_over(broker, led.log, front.router.ports_of(self.number), now_us)
+        self.broker = None
+        front.moved(still=Served(self.number, broker, led.log, is_closing=True))
 
-    def _drop(self, ports: list[ShardPort]) -> None:
-        self._front.router.lose(self.number)
-        for port in ports:
-            if not port.has_left:
-                port.drop()
+    async def _step_down(self) -> None:
+        """Somebody else leads, or nobody knows what has become of our log."""
+        self._kept_up = float("-inf")
+        if self.broker is not None:
+            self._leave_off()
+        if self.led is not None:
+            self._letting_go = self._loop.create_task(self._let_go(self.led, self.remote))
+            await asyncio.shield(self._letting_go)  # A stop waits for it.
 
-    async def _let_go(self, led: StreamLog | None) -> None:
+    async def _let_go(self, led: StreamLog, remote: RemoteBroker) -> None:
+        """What is on its way is stored, or somebody else has written: it is known what is left to say."""
+        self._lost_log = led
+        while led.log.failed is None and led.log.is_writing:
+            await asyncio.sleep(WRITTEN_SECONDS)
         await self._front.let_go()
-        if led is not None:
-            await asyncio.to_thread(led.abandon)
-            self._is_copy_used = False
+        self.led, self._lost = None, None
+        self._front.moved()
+        await asyncio.to_thread(led.let_go)
+        self._is_copy_used, self._lost_log = False, None
+        for port in remote.decided(*led.reached()):
+            port.log("is disconnected: nobody knows whether what it has sent last is stored", 1)
+            self._drop(port)
+
+    def _drop(self, port: Port) -> None:
+        if isinstance(port, ShardPort) and not port.has_left:
+            self._front.router.lose(port)
+            port.drop()
 
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""
@@ -455,6 +493,8 @@ class Shard:
         if self._lost is None and self.led is not None and self.led.log.failed is error:
             self._lost = error
             log.error("%s", error)
+            if self.broker is not None:
+                self._leave_off()
             self._stirred.set()
 
     # --- following -------------------------------------------------------------------------------
@@ -464,8 +504,10 @@ class Shard:
         claim = self.standing.claim
         self._untell_down()
         if up:
+            self._unreachable = ""
             self.joined.set()
         elif not self.standing.leads:
+            self._unreachable = claim.leader or self._unreachable
             # What passes by itself is no news before there was a link; that it is not let in is, once.
             theirs = claim.version or __version__
             is_news = (ANOTHER_KEY in why or theirs != __version__) and why != self._told

@@ -438,6 +438,21 @@ class Log:
         return self._committer.position
 
     @property
+    def synced(self) -> int:
+        """Everything before this is safe."""
+        return self._committer.synced
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all that was said is in blocks, which may be on their way."""
+        return not self._dirty and self._committer.failed is None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something is on its way to the disk."""
+        return self._committer.writing
+
+    @property
     def bytes_in_flight(self) -> int:
         """Bytes that were accepted and are not yet in the files."""
         return self._committer.bytes_in_flight + self._state.gathered_bytes
@@ -1130,6 +1145,16 @@ class Log:
             for first, end, hold in pending.held_by(consumer, sys.maxsize)
             for a, b, note in noted(pending, first, end)
         ]
+
+    def attempts_before(self, queue: str, ranges: Ranges, dead: bool) -> list[tuple[Ranges, int | None]]:
+        """How many deliveries of messages had ended before they were requeued."""
+        pending = self._known(queue).pending
+        found: dict[int, Ranges] = {}
+        for first, end in ranges:
+            for a, b, note in noted(pending, first, end):
+                attempts = note.attempts if dead else max(note.attempts - 1, 0)
+                found.setdefault(attempts, []).append((a, b))
+        return [(pieces, attempts) for attempts, pieces in found.items()]
 
     def describe(self, queue: str) -> QueueInfo:
         with self._reading():

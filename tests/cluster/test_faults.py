@@ -187,7 +187,7 @@ def test_a_leader_that_stands_still_is_a_follower_afterwards(fronts: Site, say: 
         load.lead_changed(began, paused)
         say(f"{FRONT_PAUSE_SECONDS:g} s without leader {victim.name}: no receipt for {load.pauses(began)}")
         say(load.check())
-        lets_go = "leads no more: its clients are disconnected"
+        lets_go = "leads no more: its clients go on at the next leader"
         victim.says(lets_go, mark)
         if fronts.shards == 1:
             assert victim.log()[mark:].count(lets_go) == 1  # once, and its link then stays

@@ -17,14 +17,12 @@ from penstock.broker.port import Port
 from penstock.cluster.follower_link import FollowerLink
 from penstock.cluster.frames import Body, Frame, Kind
 from penstock.cluster.leader_link import LeaderLink
-from penstock.cluster.remote_broker import RemoteBroker
 from penstock.cluster.seats import Claim, Seat
 from penstock.cluster.word_codec import NO_NUMBER, unpack_words
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event
-from penstock.model.policy import Policies
 from penstock.model.words import Cancel, Command, Consume, Publish, Settle
-from penstock.server.connection import LEFT_TICKS, Connection
+from penstock.server.connection import Connection
 from tests.cluster.fronts import Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door, PhpmqDoor, RqDoor, SspqDoor
 from tests.server.harness import SEND, expect_dispatch, number_of, numbered, phpmq, sspq
@@ -731,44 +729,3 @@ def test_who_has_left_before_all_was_heard_goes_with_the_others(thread: LoopThre
     assert new.counts(QUEUE) == (3, 0, 0), "the first is settled, and nobody has the second"
     follower.stop()
     new.stop()
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_what_was_sent_by_who_has_left_goes_to_the_next_leader(
-    thread: LoopThread, tmp_path: Path, waits: bool
-) -> None:
-    """From leading to following: nobody else can say it again."""
-    policies = Policies({"default": {"max-bytes": 6 if waits else 0}})
-    first = Leader(thread, tmp_path, policies=policies)
-    remote = thread.call(
-        lambda: RemoteBroker("first", first.want_turn, connection_buffer_bytes=first.connection_buffer_bytes)
-    )
-    last = phpmq(1, (1, b"default"), (2, b"last"))
-    with first.wire("phpmq") as wire:
-        wire.say(phpmq(1, (1, b"default"), (2, b"one")))
-        thread.until(lambda: first.counts_now(QUEUE) == (1, 0, 0), "the first")
-        (connection,) = first.connections
-        if waits:
-            wire.say(last)
-            thread.until(lambda: first.broker.publishing.held_back, "it to wait for room")
-
-        def change() -> None:
-            first.sync()
-            if waits:
-                connection._left_ticks = LEFT_TICKS
-            else:
-                leave_with(connection, last)
-            remote.take_from(first.broker, first.now_us())
-            first.home = remote
-            first.engine.abandon()
-
-        thread.call(change)
-    thread.until(lambda: not first.rounds.waiting and not remote._seating._seats, "all to be heard")
-    second = Leader(thread, tmp_path, term=2)
-    thread.call(remote.connect, second.place)
-    thread.until(lambda: remote.is_drained, "all to be stored")
-    assert [*map(bytes, second.stored(QUEUE))] == [b"one", b"last"]
-    thread.call(remote.lost, "the test is over")
-    thread.run(first._close_host())
-    thread.run(first.close_doors())
-    second.stop()

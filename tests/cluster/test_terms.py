@@ -239,7 +239,7 @@ def test_who_has_just_come_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_stop_while_the_log_is_let_go_of_leaves_no_note_of_the_copy(tmp_path: Path) -> None:
     """The copy has what was written as leader; a note of how it was before would count all of that twice."""
-    with site_of(tmp_path, nodes=1, fronts=1) as site:
+    with site_of(tmp_path, nodes=1, fronts=1, flags=("--drain-seconds", "0.1")) as site:
         nats = LinkThread.open([parse_server(site.nodes.nodes[0].url)])
         try:
             (front,) = site.fronts

@@ -73,6 +73,9 @@ class Appender:
         self._turn = asyncio.Lock()
         self._ended: JetStreamTrouble | None = None
         self._stopped = False
+        self.reached = "", 0  # the file that was written to last, and up to where that is stored
+        self.may_reach = "", 0  # the same of a write that was given up and may be stored nevertheless
+        self._is_in_doubt = False  # the record that was sent last
         self.trouble = ""  # what it waits for at this moment
         self._full = ""  # what NATS said last to a record for which it has no room
 
@@ -93,7 +96,15 @@ class Appender:
             parts += [(position + at, view[at : at + step]) for at in range(0, len(view), step)]
         async with self._turn:
             for place, (position, part) in enumerate(parts, 1):
-                await self._append(Kind.WRITE, name, position, part, more=place < len(parts))
+                is_last = place == len(parts)
+                try:
+                    await self._append(Kind.WRITE, name, position, part, more=not is_last)
+                except BaseException:
+                    if is_last and self._is_in_doubt:
+                        self.may_reach = name, position + len(part)
+                    raise
+                if is_last:
+                    self.reached = name, position + len(part)
 
     def send_file(self, name: str, data: bytes) -> None:
         """A whole file, which is there when this returns, or not at all."""
@@ -166,7 +177,9 @@ class Appender:
             raise self._ended
 
     async def _append(self, kind: Kind, name: str, position: int, data: memoryview, *, more: bool) -> None:
+        self._is_in_doubt = False
         self._check()
+        self._is_in_doubt = True
         payload = Record(kind, name, position, self.writer, self._number, more, data).pack()
         subject, message_id = self._names.file(name), f"{self.writer:x}-{self._number}"
         try:
@@ -175,6 +188,7 @@ class Appender:
             if self._ended is None:
                 self._ended = LinkClosed(f"a record of {self._names.stream} was given up: {error}")
             raise
+        self._is_in_doubt = False
         self._number += 1
         self._records[name] = self._records.get(name, 0) + 1
 
@@ -262,4 +276,5 @@ class Appender:
                 record = None
             if record is not None and (record.writer, record.number) == (self.writer, self._number):
                 return stored.seq, ""
+            self._is_in_doubt = False  # It is not there, and comes no more.
         raise self._overtaken(why)

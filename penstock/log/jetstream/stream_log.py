@@ -27,6 +27,7 @@ from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import Replica
 from penstock.log.jetstream.room import Room
 from penstock.log.log import Log
+from penstock.log.segment import parse_segment_name
 from penstock.log.state import Damage, LogSettings
 from penstock.log.workers import ThreadWorker
 from penstock.model.policy import Policies
@@ -63,11 +64,29 @@ class StreamLog:
             patience.cancel()
             patience.join()
 
+    def reached(self) -> tuple[int, int]:
+        """Of one that was let go of: before which position all is stored, and from which on nothing is. What
+        is between may be stored or not."""
+        stored, perhaps = map(_position, (self.appender.reached, self.appender.may_reach))
+        return max(stored, self.log.synced), max(stored, perhaps, self.log.synced)
+
+    def let_go(self) -> None:
+        """Write nothing more but what is on its way, whose fate is known then: stored, or overtaken. For a
+        thread that may wait for as long as the cluster does not answer, or until `appender.stop`."""
+        self.log.abandon()
+        self.abandon()
+
     def abandon(self) -> None:
         """Write nothing more. The folder may have what the stream does not: what both have is kept."""
         self.appender.stop()
         self.log.abandon()
         self.replica.fall_back()
+
+
+def _position(place: tuple[str, int]) -> int:
+    """In the log, of one in a file."""
+    segment = parse_segment_name(place[0])
+    return segment[0] + place[1] if segment is not None else 0
 
 
 async def make_missing(nats: LinkThread, streams: Iterable[dict[str, Any]]) -> None:
