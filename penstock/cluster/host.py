@@ -235,7 +235,8 @@ class RelayHost:
         told = frame.flag >> CLAIM_ATTEMPTS
         dead, attempts_max = bool(frame.flag & CLAIM_DEAD), told - 1 if told else None
         granted = self._broker.claim(port, queue, dead, origin, ranges, self._now_us(), attempts_max)
-        if port.late and count_of(granted) < count_of(ranges):
+        # What it has settled may have been done before the last link ended.
+        if port.late and not frame.flag & CLAIM_SETTLED and count_of(granted) < count_of(ranges):
             port.end_late()
 
     def _claim_waiting(self, port: RemotePort) -> None:

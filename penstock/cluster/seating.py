@@ -212,10 +212,10 @@ class Seating:
     def move_to(self, broker: Broker, now_us: int, publish: Callable[[], None]) -> None:
         """The same by calls. `publish` hands over what is not known to be stored. Nobody stays here."""
 
-        def claim(seat: Seat, it: Claim) -> None:
+        def claim(seat: Seat, it: Claim, *, is_said: bool = False) -> None:
             (queue, dead), origin, ranges, attempts_max = it
             granted = broker.claim(seat.port, queue, dead, origin, ranges, now_us, attempts_max)
-            if seat.late and not seat.gone and count_of(granted) < count_of(ranges):
+            if seat.late and not (seat.gone or is_said) and count_of(granted) < count_of(ranges):
                 too_late.append(seat)
 
         too_late: list[Seat] = []
@@ -226,7 +226,7 @@ class Seating:
         publish()  # no settlement of who has sent them overtakes them, whatever a crash leaves of the log
         for settlement in (*self._unsettled, *self._unsaid):
             for it in settlement.claims:
-                claim(settlement.seat, it)
+                claim(settlement.seat, it, is_said=settlement.number >= 0)
             broker.handle(settlement.seat.port, settlement.commands, now_us)
         for seat in seats:
             for it in seat.claims():

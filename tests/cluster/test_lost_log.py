@@ -15,7 +15,7 @@ from penstock.log.errors import LogFailed
 from penstock.model.policy import Policies
 from penstock.model.words import Command, Consume, Outcome, Sync
 from tests.broker.test_broker import House, send, settle
-from tests.cluster.test_routing import SMALL, Houses, Port, queue_in
+from tests.cluster.test_routing import SMALL, Houses, Port, Said, queue_in
 
 SHARD = 1
 QUEUE = queue_in(SHARD)
@@ -176,6 +176,26 @@ async def test_who_holds_what_somebody_else_has_got_is_disconnected_alone() -> N
     front.lead_next(meanwhile=take_the_first)
     assert [it.heard("dropped") for it in workers] == [[None], []]
     assert [TOO_LATE in it.heard("log") for it in workers] == [True, False]
+
+
+@on_a_loop
+async def test_who_was_told_to_have_settled_before_the_link_ended_goes_on() -> None:
+    """Whoever leads now has read it in the log: there is nothing to claim any more."""
+    front = Front()
+    worker = front.client("w", send(QUEUE, b"0"), Consume(QUEUE, 1))
+    front.turn()
+    front.lose()
+    assert not front.remote.decided(front.house.log.synced, front.house.log.synced)
+    link: Any = Said()
+    front.remote._link_up(link)
+    worker.say(settle(worker, QUEUE, 0))
+    front.remote.turn(front.now)
+
+    def purge(house: House) -> None:
+        house.log.purge(QUEUE, house.now)
+
+    front.lead_next(meanwhile=purge)
+    assert not worker.heard("dropped")
 
 
 @pytest.mark.parametrize("turned", [False, True])
