@@ -173,8 +173,8 @@ class Sending:
 
     def decided(self, stored: int, unstored: int) -> list[Seat]:
         """The log that we have lost is stored up to one position, and not stored from the other one on. What
-        is between is not known; whose messages those are is answered, and nothing of them goes further, nor is
-        anything settled behind them. Other settlements are said, though they may have been before."""
+        is between is not known; whose messages those are is answered, nothing of them goes further, and nothing
+        is settled behind them. Other settlements are said, though they may have been before."""
         doubtful, self._doubtful = self._doubtful, []
         unknown = {
             item.seat: None
@@ -443,7 +443,7 @@ class Sending:
         self._full.add(item.publish.queue)
 
     def _forget_gathered(self, seat: Seat) -> None:
-        """Something that it has sent is not known to be stored, and goes no further: nothing is settled behind it."""
+        """Something that it has sent may not be stored, and goes no further: nothing is settled behind it."""
         gathered, self._gathered = self._gathered, deque()
         for item in gathered:
             if item.seat is seat and isinstance(item, Words) and item.settlement is not None:
