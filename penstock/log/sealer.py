@@ -121,9 +121,7 @@ class Sealer:
                 self.add(block, sync=durability == "commit")
         except Exception as error:
             # They have their offsets. What comes behind them without them would be stored under these.
-            self._committer.fail(error)
-            failed = self._committer.failed
-            assert failed is not None
+            failed = self._failed(error)
             for receipt in receipts or ():
                 receipt(failed)
             raise failed from error
@@ -133,6 +131,12 @@ class Sealer:
             else:
                 self._committer.when_written(receipt)
         self._note_lazy(durability)
+
+    def _failed(self, error: Exception) -> LogFailed:
+        """What has its numbers is not in the log: nothing may come behind it."""
+        self._committer.fail(error)
+        assert self._committer.failed is not None
+        return self._committer.failed
 
     def _note_lazy(self, durability: str) -> None:
         if durability == "interval":
@@ -238,11 +242,14 @@ class Sealer:
         queue.ledger = NO_ROWS
         # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
         # within the interval at the latest. A power cut before that delivers the message again.
-        if ledger.event_count <= EVENTS_MAX:
-            self.add(self._settlement_block(queue, ledger, buffers, now_us), sync=False)
-        else:
-            for piece in ledger.pieces(EVENTS_MAX):
-                self.add(self._settlement_block(queue, piece, piece.parts(), now_us), sync=False)
+        try:
+            if ledger.event_count <= EVENTS_MAX:
+                self.add(self._settlement_block(queue, ledger, buffers, now_us), sync=False)
+            else:
+                for piece in ledger.pieces(EVENTS_MAX):
+                    self.add(self._settlement_block(queue, piece, piece.parts(), now_us), sync=False)
+        except Exception as error:
+            raise self._failed(error) from error
         if queue.policy.durability == "commit":
             self.settlements_wait = True
         self._note_lazy("none" if queue.policy.durability == "none" else "interval")

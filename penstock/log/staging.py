@@ -138,12 +138,19 @@ class Staging:
 
     def _go_on(self, error: LogFailed | None) -> None:
         """Some more of what waits, when what went before is synced."""
-        error = error or self._committer.failed  # Somebody else has just found out.
+        if error is None and self._committer.failed is None:
+            try:
+                self._write_some()
+            except Exception as fault:  # noqa: BLE001 - rows have their numbers, and nobody comes again for the rest
+                self._committer.fail(fault)
+        error = error or self._committer.failed  # Somebody else may have just found out.
         if error is not None:
-            for job in self._jobs:
+            jobs, self._jobs = self._jobs, deque()
+            for job in jobs:
                 job.receipt(error)
-            self._jobs.clear()
-            return
+
+    def _write_some(self) -> None:
+        """So much as goes with one group."""
         left = self._state.settings.stage_group_bytes
         while self._jobs and left > 0:
             job = self._jobs[0]
@@ -194,16 +201,16 @@ class Staging:
 
     def _end(self, job: _Job) -> None:
         """All rows are written: with the block that says so the stage is there."""
-        self._jobs.popleft()
         self._fulfil(job, job.left_bytes)
         stage, queue = job.stage, self._state.queues[STAGE_QUEUE]
-        self.waiting_bytes -= stage.info.stored_bytes
         stage.end = queue.next_stored
         origin = queue.origin(self._state.opening)
         info = stage.info = stage.info._replace(stage=id_of(origin, stage.first).decode())
         fields: dict[str, object] = {"op": "stage", "queue": queue.number, "stage": stage.fields()}
         self._sealer.control(fields, info.time_us)
         self._state.stages.put(stage)
+        self._jobs.popleft()
+        self.waiting_bytes -= info.stored_bytes
 
         def synced(error: LogFailed | None) -> None:
             stage.synced = error is None

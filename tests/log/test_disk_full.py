@@ -14,11 +14,12 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.log import sealer, transactions
+from penstock.log import sealer, staging, transactions
 from penstock.log.columns import join_batches
 from penstock.log.disk import Watermark
 from penstock.log.errors import DiskFull, LogError, LogFailed, LogRefused
@@ -577,7 +578,38 @@ def test_no_part_of_a_transaction_is_missing_for_lack_of_memory(monkeypatch: pyt
     assert_final(rig, disk, "join")
 
 
-def no_memory(*_: object) -> None:
+@interpreted_only  # Compiled callers do not look the function up.
+def test_no_stage_waits_for_ever_behind_one_that_found_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows have their numbers, and whoever comes behind it is told, too."""
+    disk = SimDisk()
+    rig = Rig(simulated(disk, replace(SETTINGS, stage_group_bytes=1)))
+    came: list[StageInfo | LogError] = []
+    calls = iter((join_batches, no_memory))
+    with monkeypatch.context() as patched:
+        patched.setattr(staging, "join_batches", lambda *batches: next(calls)(*batches))
+        for key in ("first", "second"):
+            rig.engine.stage(key, [("orders", Batch.of([b"1"]))] * 2, rig.now_us, came.append)
+        rig.turn()
+    assert [type(it) for it in came] == [LogFailed] * 2
+    assert_final(rig, disk, "join")
+
+
+@interpreted_only  # Compiled callers do not look the method up.
+def test_no_settlement_is_missing_among_others_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its events have their numbers: what comes behind it would leave a hole in them."""
+    disk = SimDisk()
+    rig = Rig(simulated(disk))
+    rig.append(2)
+    rig.turn()
+    rig.consume(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(sealer.SealedBlock, "__init__", no_memory)
+        with pytest.raises(LogFailed):
+            rig.engine.flush(rig.now_us)
+    assert_final(rig, disk, "settlement")
+
+
+def no_memory(*_: object, **__: object) -> None:
     raise MemoryError
 
 
