@@ -106,6 +106,8 @@ class Taker:
         for piece in slices:
             self.wait.taken += len(piece)
             self.wait.bytes += piece.payload_bytes
+            if piece.headers is not None:
+                self.wait.bytes += sum(map(len, piece.headers[piece.lo : piece.hi]))
         self._looked_at[self] = None
 
     def decline(self, queue: str, dead: bool) -> None:

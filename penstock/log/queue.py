@@ -11,7 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nsmallest
-from itertools import groupby, pairwise, repeat
+from itertools import accumulate, groupby, pairwise, repeat
 from typing import Any, Final
 
 from penstock.log.block import Messages
@@ -110,15 +110,21 @@ class LogQueue(QueueState):
                     stop = self._stop_before_expired(block, first, stop, now_us)
                 base = block.header.first_offset
                 lo, hi = first - base, stop - base
-                bounds = block.bounds
-                size = bounds[hi] - bounds[lo] + (hi - lo) * bytes_each
+                bounds, zero = block.bounds, 0  # and which message the first of them is of
+                if block.headers is not None:
+                    hi = min(hi, lo + bytes_max // max(bytes_each, 1) + 1)  # More of them do not fit.
+                    stop = base + hi
+                    bounds, zero = _with_headers(block, lo, hi), lo
+                size = bounds[hi - zero] - bounds[lo - zero] + (hi - lo) * bytes_each
                 if size > bytes_max:
-                    hi = self._fitting(bounds, lo, hi, bytes_max, bytes_each, at_least=not slices)
+                    hi = zero + self._fitting(
+                        bounds, lo - zero, hi - zero, bytes_max, bytes_each, at_least=not slices
+                    )
                     if hi == lo:
                         pending.back(first, end, place, dead)
                         return slices
                     stop = base + hi
-                    size = bounds[hi] - bounds[lo] + (hi - lo) * bytes_each
+                    size = bounds[hi - zero] - bounds[lo - zero] + (hi - lo) * bytes_each
                 bytes_max -= size
                 count -= stop - first
                 slices.append(self._slice(block, lo, hi))
@@ -760,6 +766,12 @@ class LogQueue(QueueState):
             pending.delayed.cut(a, b)
             pending.delayed.add(a, b, due_us)
             self._look_at(due_us + late_us, self.number, a, b)
+
+
+def _with_headers(block: Messages, lo: int, hi: int) -> list[int]:
+    """The bounds of some messages with all that they have, from 0 on."""
+    bounds, headers = block.bounds, block.headers or ()
+    return list(accumulate([bounds[i + 1] - bounds[i] + len(headers[i]) for i in range(lo, hi)], initial=0))
 
 
 def _put_off(expires_us: int, late_us: int) -> int:

@@ -246,6 +246,26 @@ def test_much_comes_in_several_turns_and_in_one_answer(desk: Desk) -> None:
     assert desk.take(most=1).offsets() == [len(call.messages)]
 
 
+def test_headers_count_as_payload_does(desk: Desk) -> None:
+    size, count = 16 * 1024, 300
+    headers = [b'{"h":"%b"}' % bytes(size - 8)] * 100
+    for first in range(0, count, 100):
+        messages = [b"%d" % (first + i) for i in range(100)]
+        desk.log.append("q", Batch.of(messages, protocol="http", headers=headers), desk.now)
+    desk.broker.stir("q")
+    sizes: list[int] = []
+    got: list[bytes] = []
+    while len(got) < count:
+        call = desk.ask(most=1000)
+        while not call.answers:
+            desk.turn()
+        sizes.append(sum(len(it.headers) for it in call.messages))
+        got += [it.payload for it in call.messages]
+    assert got == [b"%d" % i for i in range(count)]
+    assert taking.TAKE_BYTES - 2 * size < sizes[0]
+    assert max(sizes) <= taking.TAKE_BYTES
+
+
 def test_a_first_message_that_is_larger_comes_alone(desk: Desk) -> None:
     desk.send(b"x" * (2 * taking.TAKE_BYTES), b"y")
     assert desk.take().offsets() == [0]
