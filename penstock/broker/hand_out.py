@@ -166,6 +166,7 @@ class HandOut:
                 self.freed(attached, queue, dead, attached.holds[queue, dead])
                 attached.finish_if_done()
         for queue in queues:
+            self._consumers_changed.pop(queue, None)
             self._doors.queue_gone(queue)
 
     def _feed(self, attached: Attached) -> None:

@@ -46,6 +46,16 @@ def test_a_queue_with_consumers_stays_unless_it_is_forced(office: Office) -> Non
         office.operator.delete("q", office.now)
 
 
+def test_of_queues_that_are_gone_nothing_is_kept_for_whoever_lists_them(office: Office) -> None:
+    """Perhaps nobody ever does: a reply queue for each job, each with another name, would stay for ever."""
+    worker = office.port("w")
+    for number in range(20):
+        office.append(f"reply-{number}", b"a")
+        worker.say(Consume(f"reply-{number}", 1), Cancel(f"reply-{number}"))
+        office.operator.delete(f"reply-{number}", office.now)
+    assert office.broker.hand_out.consumers_changed() == []
+
+
 def test_consumers_of_a_forced_one_get_what_the_next_one_has(office: Office) -> None:
     office.append("q", b"old 0", b"old 1")
     worker, other = office.port("w"), office.port("o")
