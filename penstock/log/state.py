@@ -336,12 +336,17 @@ class LogState:
             self.hold(replace(reader, lease_until_us=reader.lease_until_us + by_us))
 
     def sweep(self) -> None:
-        """Some timers of messages that are gone go."""
+        """Some timers of messages that are gone go, and of messages that are not delayed any more."""
         self.timers.sweep(self._has_unsettled, SWEEP_ROWS)
+        self.delays.sweep(self._has_delayed, SWEEP_ROWS)
 
     def _has_unsettled(self, number: int, first: int, end: int) -> bool:
         queue = self.by_number.get(number)
         return queue is not None and queue.pending.count_unsettled(first, end) != (0, 0)
+
+    def _has_delayed(self, number: int, first: int, end: int) -> bool:
+        queue = self.by_number.get(abs(number))
+        return queue is not None and queue.pending.delayed.count(first, end) != (0, 0)
 
     def take_changed(self) -> list[str]:
         """The queues that something has happened to since the last call, in the order of their numbers."""

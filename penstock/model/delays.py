@@ -9,10 +9,11 @@ under the negative number, those whose blocks say until when.
 Rules that always hold:
   * A range that was added is named once, at its time or up to two seconds before; and not later, where `due`
     is asked once a second at least, and at `next_us`.
-  * There is no cancelling: messages are settled or withdrawn meanwhile, and whoever looks finds nothing.
+  * There is no cancelling: messages are settled or withdrawn meanwhile, and whoever looks finds nothing. What
+    is far off and has no message any more is let go of by `sweep`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Final
 
@@ -50,6 +51,10 @@ class Delays:
             heappush(self._near, (max(at_us, 1), queue, first, end))
         else:
             self._far.add(at_us - 2 * SECOND_US, queue, first, end)
+
+    def sweep(self, is_wanted: Callable[[int, int, int], bool], rows_max: int) -> None:
+        """See `Timers.sweep`."""
+        self._far.sweep(is_wanted, rows_max)
 
     def due(self, now_us: int) -> Iterator[tuple[int, int, int]]:
         """The ranges that are to be looked at: queue, first, end. What is not asked for stays."""

@@ -74,6 +74,25 @@ def work(rig: Rig, queue: str) -> int:
 # --- what they cost --------------------------------------------------------------------------------
 
 
+def test_what_was_delayed_for_long_and_is_gone_takes_nothing(rig: Rig) -> None:
+    """As with TTLs: who delays by a month, and takes most of it back, would have all of a month filed."""
+    rig.engine._state.delays._far._sweep_from = 100
+    for number in range(300):
+        delay(rig, "orders" if number % 100 else "mails", [(3600 + 2 * number) * SECOND])
+        rig.engine.flush(rig.now_us)
+    assert filed(rig) == 300
+    assert sum(fate.end - fate.first for fate in rig.engine.purge("orders", rig.now_us)) == 297
+    for _ in range(10):
+        rig.engine.tick(rig.now_us)
+    assert filed(rig) == 3
+    rig.now_us += 3600 * SECOND
+    for number in range(3):
+        assert rig.engine.ready("mails") == number
+        due(rig)
+        assert rig.engine.ready("mails") == number + 1
+        rig.now_us += 200 * SECOND
+
+
 def test_one_delay_takes_a_range_and_a_look_for_each_block(read: list[int], rig: Rig) -> None:
     for _ in range(20):
         delay(rig, "orders", [3600 * SECOND] * 1000)
