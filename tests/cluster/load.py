@@ -40,9 +40,6 @@ PATIENCE_SECONDS: Final = 45.0
 PACE_SECONDS: Final = 0.01
 """Between two sends: what is looked for are faults, and two cores have to run all of this."""
 
-LOGS_MAX: Final = 2
-"""So many logs of a cluster are under load: two cores have to run all of this."""
-
 PAUSE_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 0.25
 CLIENT_OPTIONS: Final[ClientOptions] = {
@@ -59,10 +56,11 @@ class Load:
 
     def __init__(self, site: Site, queue: str) -> None:
         self._site = site
-        self._queue = queue
+        self.queue = queue
+        self.log: list[int] = []  # all of it, once it was judged
         self._numbers = count()
         self._lock = threading.Lock()
-        self._record = Record()
+        self.record = Record()
         self._receipts: dict[str, list[float]] = defaultdict(list)  # by sender: when it got one
         self._connections = count()
         self._sending_ends, self._consuming_ends = threading.Event(), threading.Event()
@@ -110,59 +108,59 @@ class Load:
         losses = 0  # of its connection: another one may overtake what the last one had sent
         with self._connected(lambda: RqClient(front.url("rq"), **CLIENT_OPTIONS)) as client:
             while not self._sending_ends.is_set():
-                numbers = [self._next() for _ in range(RQ_MESSAGES)]
-                self._record.said[f"{kind}@{front.name} {losses}"] += numbers
+                numbers = [self.next_number() for _ in range(RQ_MESSAGES)]
+                self.record.said[f"{kind}@{front.name} {losses}"] += numbers
                 try:
-                    client.send_many(self._queue, numbered(numbers))
+                    client.send_many(self.queue, numbered(numbers))
                 except ClientError as error:
                     losses += 1
                     doubtful = getattr(error, "positions", ()) or range(len(numbers))
                     numbers = [n for place, n in enumerate(numbers) if place not in set(doubtful)]
                     self._sending_ends.wait(PAUSE_SECONDS)
-                self._note(f"{kind}@{front.name}", numbers)
+                self.note(f"{kind}@{front.name}", numbers)
                 self._sending_ends.wait(PACE_SECONDS)
 
     def _send_http(self, front: FrontEnd, kind: str) -> None:
         with self._connected(lambda: HttpClient(front.url("http"), **CLIENT_OPTIONS)) as client:
-            said = self._record.said[f"{kind}@{front.name}"]
-            number = self._next()
+            said = self.record.said[f"{kind}@{front.name}"]
+            number = self.next_number()
             while not self._sending_ends.is_set():
                 said += [number] if said[-1:] != [number] else []
                 try:
-                    client.send(self._queue, numbered([number])[0], key=f"{self._queue}/{number}")
+                    client.send(self.queue, numbered([number])[0], key=f"{self.queue}/{number}")
                 except ClientError:
                     self._sending_ends.wait(PAUSE_SECONDS)
                     continue
-                self._note(f"{kind}@{front.name}", [number])
+                self.note(f"{kind}@{front.name}", [number])
                 self._sending_ends.wait(PACE_SECONDS)
-                number = self._next()
+                number = self.next_number()
 
     def _send_phpmq(self, front: FrontEnd, kind: str) -> None:
         losses = 0
         while not self._sending_ends.is_set():
-            said = self._record.said[f"{kind}@{front.name} {losses}"]
+            said = self.record.said[f"{kind}@{front.name} {losses}"]
             try:
-                with contextlib.closing(DOORS[kind](front, self._queue)) as door:
+                with contextlib.closing(DOORS[kind](front, self.queue)) as door:
                     while not self._sending_ends.wait(PACE_SECONDS):
-                        said.append(self._next())
+                        said.append(self.next_number())
                         door.send(said[-1:])
                     door.stored()
             except OSError:
                 losses += 1
                 self._sending_ends.wait(PAUSE_SECONDS)
             else:
-                self._record.accepted.update(said)
+                self.record.accepted.update(said)
 
-    def _next(self) -> int:
+    def next_number(self) -> int:
         number = next(self._numbers)
-        self._record.sent[number] = time.monotonic()
+        self.record.sent[number] = time.monotonic()
         return number
 
-    def _note(self, sender: str, numbers: list[int]) -> None:
+    def note(self, sender: str, numbers: list[int]) -> None:
         if numbers:
             now = time.monotonic()
             with self._lock:
-                self._record.confirmed.update(dict.fromkeys(numbers, now))
+                self.record.confirmed.update(dict.fromkeys(numbers, now))
                 self._receipts[sender].append(now)
 
     @contextlib.contextmanager
@@ -181,7 +179,7 @@ class Load:
     def _consume(self, front: FrontEnd, protocol: str) -> None:
         while not self._consuming_ends.is_set():
             try:
-                door = DOORS[protocol](front, self._queue)
+                door = DOORS[protocol](front, self.queue)
             except OSError:
                 self._consuming_ends.wait(PAUSE_SECONDS)
                 continue
@@ -189,7 +187,7 @@ class Load:
             try:
                 self._take(door, connection)
             except OSError:
-                self._record.connections_lost.add(connection)
+                self.record.connections_lost.add(connection)
             finally:
                 door.close()
 
@@ -201,7 +199,7 @@ class Load:
                 got = door.collect(1)
                 with self._lock:
                     for number in got:
-                        self._record.deliveries[number].append(connection)
+                        self.record.deliveries[number].append(connection)
                 door.ack()
 
     # --- what a test does with it ------------------------------------------------------------------
@@ -226,7 +224,7 @@ class Load:
 
     def lead_changed(self, since: float, until: float | None = None) -> None:
         """Between these moments the leader of then has handed out its last message; None: by now."""
-        self._record.changes.append((since, until or time.monotonic()))
+        self.record.changes.append((since, until or time.monotonic()))
 
     def pauses(self, since: float, without: FrontEnd | None = None) -> str:
         """For how long each sender went without a receipt, at most, from that moment on; `without` those of a
@@ -241,7 +239,7 @@ class Load:
 
     @property
     def connections_lost(self) -> int:
-        return len(self._record.connections_lost)
+        return len(self.record.connections_lost)
 
     def check(self) -> str:
         """End, and judge. What is left in the queue is consumed first."""
@@ -251,13 +249,14 @@ class Load:
         front = self._site.running[0]
 
         def consumed() -> bool:
-            info = front.ask(f"/v1/queues/{self._queue}", PATIENCE_SECONDS)
+            info = front.ask(f"/v1/queues/{self.queue}", PATIENCE_SECONDS)
             return bool(info["ready"] == info["held"] == 0)
 
         until(consumed, "everything to be consumed", PATIENCE_SECONDS)
         self.__exit__()
         self._raise_faults()
-        return judge(self._record, map(number_of, read_log(front, self._queue)))
+        self.log = [number_of(value) for value in read_log(front, self.queue)]
+        return judge(self.record, self.log)
 
     def _raise_faults(self) -> None:
         if self._faults:
@@ -284,36 +283,3 @@ def read_log(front: FrontEnd, queue: str) -> list[bytes]:
 
     until(is_read, f"the log of {queue} to be read", PATIENCE_SECONDS)
     return values
-
-
-class Loads:
-    """The same on a queue of each of some logs of a site, of which the first is meant where one is."""
-
-    def __init__(self, site: Site) -> None:
-        self.loads = [Load(site, site.queue(shard)) for shard in range(min(site.shards, LOGS_MAX))]
-
-    def __enter__(self) -> "Loads":
-        for load in self.loads:
-            load.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for load in self.loads:
-            load.__exit__()
-
-    def flows(self, fronts: list[FrontEnd] | None = None) -> None:
-        for load in self.loads:
-            load.flows(fronts)
-
-    def wait(self, seconds: float) -> None:
-        self.loads[0].wait(seconds)
-
-    def lead_changed(self, since: float, until: float | None = None) -> None:
-        for load in self.loads:
-            load.lead_changed(since, until)
-
-    def pauses(self, since: float, without: FrontEnd | None = None) -> str:
-        return "; ".join(load.pauses(since, without) for load in self.loads)
-
-    def check(self) -> str:
-        return "\n".join([load.check() for load in self.loads])

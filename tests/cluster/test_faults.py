@@ -18,9 +18,9 @@ import pytest
 
 from penstock.client import PhpmqClient, RqClient
 from penstock.log.jetstream.cluster import Cluster, Node
-from tests.cluster.load import Loads
+from tests.cluster.loads import Loads
 from tests.cluster.processes import STREAM, Site, site
-from tests.cluster.verdict import Record, judge
+from tests.cluster.verdict import Record, Transaction, judge, judge_transactions
 from tests.server.harness import WAIT_SECONDS
 
 SHARDS = 4
@@ -285,6 +285,33 @@ def test_what_was_on_its_way_when_the_lead_changed_may_come_again() -> None:
     record = Record(sent={1: 10.0}, confirmed={1: 20.0}, changes=[(15.0, 15.0)])
     record.deliveries[1] += [7, 7]
     assert "1 without that" in judge(record, [1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (lambda logs: logs["b"].remove(2), "'torn': .'committed'"),
+        (lambda logs: logs["b"].clear(), "'torn': .'committed'"),
+        (lambda logs: (logs["a"].clear(), logs["b"].clear()), "committed, and in no log"),
+        (lambda logs: logs["b"].append(1), "stored twice"),
+        (lambda logs: logs["a"].insert(2, 8), "not where its commit has said, in one piece"),
+        (lambda logs: logs["a"].insert(0, 8), "not where its commit has said, in one piece"),
+        (lambda logs: logs["a"].reverse(), "not where its commit has said, in one piece"),
+        (lambda logs: logs["a"].append(3), "'not committed, and in a log': .'aborted'"),
+    ],
+)
+def test_the_judge_of_transactions_is_not_blind(
+    harm: Callable[[dict[str, list[int]]], object], complaint: str
+) -> None:
+    transactions = {
+        "committed": Transaction({"a": [1, 2], "b": [1, 2]}, {"a": (1, 3), "b": (0, 2)}),
+        "aborted": Transaction({"a": [3], "b": [3]}),
+    }
+    logs = {"a": [0, 1, 2, 4], "b": [1, 2]}
+    assert "1 transactions over 2 queues are whole, 1 that" in judge_transactions(transactions, logs)
+    harm(logs)
+    with pytest.raises(AssertionError, match=complaint):
+        judge_transactions(transactions, logs)
 
 
 # --- a flipped bit -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.cluster.load import Loads
+from tests.cluster.loads import Loads
 from tests.cluster.networks import MISSING, FarSite, Network
 from tests.cluster.processes import at_work
 from tests.cluster.test_faults import FLAGS, SHARDS, Say, say

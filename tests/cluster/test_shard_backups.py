@@ -190,7 +190,7 @@ def test_leaders_die_while_they_are_copied(tmp_path: Path, run: Run, monkeypatch
                 yield chunk
 
         monkeypatch.setattr(backup_command._Broker, "read", read)
-        before = [set(load._record.confirmed) for load in loads]
+        before = [set(load.record.confirmed) for load in loads]
         taken(run, store, last)
         assert not victim.running
         running.start_fronts()

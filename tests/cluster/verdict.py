@@ -13,12 +13,18 @@ compares that with what is in the log, all of it:
     and nothing that somebody else had acknowledged over such a connection. Excepted is what was on its way,
     sent and not confirmed, when the leader handed out its last message: that may not have been safe.
 
+Of transactions, whose messages are in several queues, `judge_transactions` says besides:
+
+  * whole: what a commit was answered for is in all its queues, where the answer says, in one piece and in the
+    order in which its stages were named.
+  * or not at all: of one that was aborted, and of a stage that no commit has named, nothing is in any log.
+
 How it fails: `AssertionError`, with the numbers.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -89,4 +95,48 @@ def judge(record: Record, log: Iterable[int]) -> str:
         f"    {len(record.confirmed):,} confirmed, {len(stored):,} stored once and delivered, "
         f"{repeated} of them again ({len(record.connections_lost)} connections were lost), "
         f"{len(again)} without that, {len(record.accepted):,} accepted without receipts"
+    )
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What its writer knows of one, or of stages that are to come to nothing."""
+
+    parts: dict[str, list[int]]
+    """By queue: its messages, in order."""
+
+    stored: dict[str, tuple[int, int]] | None = None
+    """By queue: from where to where a commit has said that they are. None: none of them is anywhere."""
+
+
+def judge_transactions(transactions: Mapping[str, Transaction], logs: Mapping[str, Sequence[int]]) -> str:
+    """What happened, in a line, where all was well. Each log is that of a queue, from its beginning."""
+    places: dict[str, dict[int, list[int]]] = {}
+    for queue, log in logs.items():
+        its = places[queue] = defaultdict(list)
+        for place, number in enumerate(log):
+            its[number].append(place)
+    wrong = defaultdict(set)
+    for key, transaction in transactions.items():
+        found = {
+            queue: [place for number in numbers for place in places[queue].get(number, ())]
+            for queue, numbers in transaction.parts.items()
+        }
+        there = sum(map(len, found.values()))
+        if transaction.stored is None:
+            if there:
+                wrong["not committed, and in a log"].add(key)
+        elif not there:
+            wrong["committed, and in no log"].add(key)
+        elif any(len(found[queue]) < len(numbers) for queue, numbers in transaction.parts.items()):
+            wrong["torn"].add(key)
+        elif any(len(found[queue]) > len(numbers) for queue, numbers in transaction.parts.items()):
+            wrong["stored twice"].add(key)
+        elif found != {queue: list(range(*its)) for queue, its in transaction.stored.items()}:
+            wrong["not where its commit has said, in one piece"].add(key)
+    assert not wrong, {what: sorted(keys) for what, keys in wrong.items()}
+    committed = sum(it.stored is not None for it in transactions.values())
+    return (
+        f"    {committed:,} transactions over {len(logs)} queues are whole, "
+        f"{len(transactions) - committed:,} that were given up have left nothing"
     )

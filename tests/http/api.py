@@ -36,8 +36,14 @@ class Reply(NamedTuple):
 class Api:
     """One connection to the API of a broker."""
 
-    def __init__(self, port: int, token: str | None = None, host: str = "127.0.0.1") -> None:
-        self._connection = http.client.HTTPConnection(host, port, timeout=WAIT_SECONDS)
+    def __init__(
+        self,
+        port: int,
+        token: str | None = None,
+        host: str = "127.0.0.1",
+        seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._connection = http.client.HTTPConnection(host, port, timeout=seconds)
         self._token = token
 
     def __enter__(self) -> "Api":
