@@ -83,6 +83,7 @@ FIRST = (
     "http/test_transactions.py",
     "dashboard/test_queue_page.py",
     "cluster/test_faults.py",
+    "cluster/test_partitions.py",
     "cli/test_demo.py",
     "nats/test_stream_log.py",
     "dashboard/test_engine_page.py",

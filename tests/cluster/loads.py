@@ -14,8 +14,8 @@ class Loads:
     """The same on a queue of each of some logs of a site, of which the first is meant where one is; and
     transactions over these and more queues."""
 
-    def __init__(self, site: Site) -> None:
-        self.loads = [Load(site, site.queue(shard)) for shard in range(min(site.shards, LOGS_MAX))]
+    def __init__(self, site: Site, logs_max: int = LOGS_MAX) -> None:
+        self.loads = [Load(site, site.queue(shard)) for shard in range(min(site.shards, logs_max))]
         self.transactions = Transacting(site, self.loads)
 
     def __enter__(self) -> "Loads":

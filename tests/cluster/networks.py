@@ -4,7 +4,8 @@ Each has a namespace of the kernel with an address on a common bridge, and a loo
 clients of a test are beside their front-end, whatever becomes of the network. What goes from one to another
 can be lost: in one direction or in both, all of it or a part; and it can be slow.
 
-It takes root, and `ip`, `tc`, `iptables` and `nsenter`: `MISSING` says what is not there. Whatever was made
+It takes root, and `ip`, `tc`, `iptables` and `nsenter`: `MISSING` says what is not there, and `proxies.py` is
+for those who lack it. Whatever was made
 is gone when a `Switch` is closed.
 """
 
@@ -106,10 +107,10 @@ class Switch:
             chance = ("-m", "statistic", "--mode", "random", "--probability", str(part))
             network.run("iptables", "-w", "-A", "INPUT", "-i", "eth0", *chance, "-j", "DROP")
 
-    def slow(self, rate: str) -> None:
+    def slow(self, bits_per_second: int) -> None:
         """What leaves a machine waits for what left before."""
         for network in self.networks:
-            bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "500ms")
+            bucket = ("tbf", "rate", f"{bits_per_second}bit", "burst", "16kb", "latency", "500ms")
             network.run("tc", "qdisc", "replace", "dev", "eth0", "root", *bucket)
 
     def heal(self) -> None:

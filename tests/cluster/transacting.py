@@ -29,7 +29,7 @@ from tests.http.api import NDJSON, Api, Reply
 from tests.server.harness import number_of, numbered, until
 
 PACE_SECONDS: Final = 0.1
-COMMITS_SOME: Final = 2
+COMMITS_SOME: Final = 1
 UNNAMED_EVERY, ANEW_EVERY, ABORTED_EVERY = 3, 4, 5
 
 
