@@ -1,12 +1,13 @@
 """The local copy of a cluster's log: the same bytes as its leader has, or a report of what is not there."""
 
+import asyncio
 import errno
 import json
 import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,14 +16,14 @@ import pytest
 
 from penstock.log.errors import LogInUse
 from penstock.log.jetstream import replica as replica_module
-from penstock.log.jetstream.api import Stored
+from penstock.log.jetstream.api import READS_AT_ONCE, Stored
 from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.cluster import Cluster, Node
 from penstock.log.jetstream.errors import JetStreamError
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, read_record
-from penstock.log.jetstream.replica import Replica
+from penstock.log.jetstream.replica import READ_BYTES, Replica
 from tests.nats.cluster import stream_leader
 from tests.nats.conftest import Start
 from tests.nats.streams import (
@@ -103,6 +104,37 @@ def test_a_copy_has_the_bytes_of_the_leader(nats: LinkThread, tmp_path: Path, se
     assert sorted(after.served()) == sorted(log.living), f"seed {seed}"
     assert not after.engine.damage
     after.led.abandon()
+
+
+def test_many_copies_that_are_made_at_once_take_turns(
+    nats: LinkThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a node has more waiting for one connection than it allows, and ends it."""
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
+    log.open()
+    log.work(5)
+    replicas = [replica_of(nats, log.names, tmp_path / str(number)) for number in range(16)]
+    gather = nats.link.gather
+    under_way, most = 0, 0
+
+    async def counted(subject: str, payload: bytes) -> list[tuple[Mapping[str, str], bytes]]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await gather(subject, payload)
+        finally:
+            under_way -= 1
+
+    async def catch_up() -> None:
+        await asyncio.gather(*(replica.catch_up() for replica in replicas))
+
+    monkeypatch.setattr(nats.link, "gather", counted)
+    nats.ask(catch_up())
+    assert most == READS_AT_ONCE
+    assert most * READ_BYTES <= 8 << 20
+    for replica in replicas:
+        assert files_in(replica.path).keys() == files_in(replicas[0].path).keys() != set()
 
 
 def test_a_copy_that_asks_a_node_which_lags_behind_misses_nothing(nats: LinkThread, tmp_path: Path) -> None:

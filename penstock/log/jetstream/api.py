@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.log.jetstream.errors import (
     JetStreamError,
@@ -33,6 +33,10 @@ Answer = dict[str, Any]
 """JSON in the server's terms: `Any`."""
 
 _PAUSE_SECONDS = 0.1
+
+READS_AT_ONCE: Final = 4
+"""A node ends a connection for which more than 64 MB wait (`max_pending`): a front-end that copies 16 logs at
+once would lose it again and again. And a lease that is renewed waits behind what is on its way."""
 
 log = logging.getLogger("penstock.nats")
 
@@ -54,6 +58,7 @@ class JetStream:
         self._link = link
         self._answer_seconds = answer_seconds
         self._patience_seconds = patience_seconds
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -121,14 +126,15 @@ class JetStream:
 
         `only` names the subject to read. Which node answers is not ours to choose, and one that is behind may
         not have the newest messages yet. Holes are skipped. However few bytes are asked for, one message
-        comes if there is one.
+        comes if there is one. Whoever comes when `READS_AT_ONCE` are on their way waits for his turn.
         """
         question: Answer = {"seq": seq, "batch": count}
         if bytes_max:
             question["max_bytes"] = bytes_max
         if only:
             question["next_by_subj"] = only
-        return await self._gather(stream, question)
+        async with self._reading:
+            return await self._gather(stream, question)
 
     async def last_of(self, stream: str, subjects: Sequence[str]) -> list[Stored]:
         """The last message of each subject (wildcards too), as the nodes have them: see `read`."""

@@ -49,7 +49,7 @@ _STATE: Final = "replica"
 _KEPT: Final = "kept"
 _PART: Final = ".tmp"  # what the log's recovery removes as unfinished
 READ_MESSAGES: Final = 500
-READ_BYTES: Final = 8 << 20
+READ_BYTES: Final = 2 << 20
 READINGS_MAX: Final = 12
 """Of a file that is not whole. With one bad node of three, once in half a million it is always asked."""
 
