@@ -48,7 +48,7 @@ bench: ## Measure this tree on this machine (ARGS="--json FILE").
 bench-peers: ## Measure Penstock beside Redis, NATS, RabbitMQ and beanstalkd, about 25 minutes (ARGS="--write-docs").
 	@scripts/bench peers $(ARGS)
 
-bench-cluster: ## Measure three NATS nodes with two and three front-ends on this machine, about five minutes (ARGS="--json FILE").
+bench-cluster: ## Measure three NATS nodes with two and three front-ends on this machine, about five minutes (ARGS="--json FILE"); JOIN_GB=10: only how one joins.
 	@scripts/bench cluster $(ARGS)
 
 bench-hostile: ## Measure a well-behaved pair of clients beside attacks, about 11 minutes (ARGS="--json FILE").

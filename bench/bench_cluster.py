@@ -19,6 +19,8 @@ own disk, with a single front-end, and with three front-ends that have one log o
     at the leader  each pair is where its queue is led
     at rest        what the front-ends take when nobody is connected
     one commit     of a transaction that has a message for each of `COMMIT_QUEUES` queues
+
+With `JOIN_GB=10` in the environment, only how a front-end joins logs of so many GB (`join.py`).
 """
 
 import json
@@ -33,7 +35,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import loadgen, peers
+from bench import join, loadgen, peers
 from bench.server import Server, disk_folder
 from penstock.client import RqClient
 from penstock.log.jetstream.cluster import Cluster
@@ -88,6 +90,8 @@ def _front_end(folder: Path, words: tuple[str, ...]) -> Server:
 
 
 def run() -> list[Row]:
+    if gigabytes := float(os.environ.get("JOIN_GB", "0")):
+        return join.run(gigabytes)
     return [*_of_one_queue(), *_of_many_queues()]
 
 
