@@ -173,7 +173,7 @@ class Sending:
 
     def decided(self, stored: int, unstored: int) -> list[Seat]:
         """The log that we have lost is stored up to one position, and not stored from the other one on. What
-        is between is not known; whose messages those are is answered, nothing of them goes further, and nothing
+        is between is not known; whose messages those are is answered, they go no further, and nothing
         is settled behind them. Other settlements are said, though they may have been before."""
         doubtful, self._doubtful = self._doubtful, []
         unknown = {
