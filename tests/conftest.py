@@ -155,6 +155,7 @@ SLOW = (
     "broker/test_cost.py",
     "broker/test_restarts.py",
     "log/test_arrow.py",
+    "log/test_backup.py",
     "log/test_crash.py",
     "log/test_damage.py",
     "log/test_disk_full.py",
@@ -164,9 +165,11 @@ SLOW = (
     "log/test_reader_walks.py",
     "log/test_retention.py",
     "log/test_stage_cuts.py",
+    "log/test_staging.py",
     "log/test_walks.py",
     "protocols/test_fuzz.py",
     "protocols/test_rq_conversation.py",
+    "protocols/test_ways.py",
     "server/test_bad_folder.py",
     "server/test_chaos.py",
     "server/test_costs.py",
@@ -175,8 +178,11 @@ SLOW = (
     "server/test_flow_control.py",
     "server/test_lifecycle.py",
     "server/test_memory.py",
+    "server/test_private_files.py",
+    "server/test_rounds.py",
     "server/test_second.py",
     "server/test_stops.py",
+    "server/test_supervisor.py",
     "server/test_tls_files.py",
     "server/test_unix_sockets.py",
     "server/test_users.py",
@@ -188,9 +194,13 @@ SLOW = (
 )
 """What `--fast` (`make test-fast`) leaves out: Spark, browsers, NATS, and what takes seconds."""
 SLOW_TESTS = {
+    "test_a_block_with_many_moments_is_not_looked_at_for_each",
     "test_a_flood_of_commands_is_one_event",
     "test_an_entry_takes_less_than_40_bytes",
+    "test_following_a_writer_that_rolls_trims_and_compacts",
+    "test_many_take_few_bytes_each",
     "test_no_error_shows_a_token",
+    "test_scattered_messages_take_few_bytes_each",
     "test_ten_thousand_queues",
 }
 """The same, in files that are quick otherwise."""
