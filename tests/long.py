@@ -37,7 +37,7 @@ MODELS = (
 REST = "rest"
 RUNS = {
     REST: "python -m pytest -q -p no:cacheprovider --hypothesis-seed={seed} --long -m long --dist loadfile "
-    f"--numprocesses {min(os.cpu_count() or 1, 3) + 1} tests",
+    f"--numprocesses {min(os.cpu_count() or 1, 3) + 3} tests",
     "crash": "python -m tests.log.crash {seed} 300",
     "restarts": "python -m tests.broker.restarts {seed} 300",
     "ways": "python tests/protocols/fuzz_ways.py -max_total_time=60 -seed={seed}",
