@@ -54,10 +54,11 @@ C = TypeVar("C", RqClient, HttpClient)
 class Load:
     """A context manager: leaving it ends all threads."""
 
-    def __init__(self, site: Site, queue: str) -> None:
+    def __init__(self, site: Site, queue: str, pace_seconds: float = PACE_SECONDS) -> None:
         self._site = site
         self.queue = queue
         self.log: list[int] = []  # all of it, once it was judged
+        self._pace_seconds = pace_seconds
         self._numbers = count()
         self._lock = threading.Lock()
         self.record = Record()
@@ -118,7 +119,7 @@ class Load:
                     numbers = [n for place, n in enumerate(numbers) if place not in set(doubtful)]
                     self._sending_ends.wait(PAUSE_SECONDS)
                 self.note(f"{kind}@{front.name}", numbers)
-                self._sending_ends.wait(PACE_SECONDS)
+                self._sending_ends.wait(self._pace_seconds)
 
     def _send_http(self, front: FrontEnd, kind: str) -> None:
         with self._connected(lambda: HttpClient(front.url("http"), **CLIENT_OPTIONS)) as client:
@@ -132,7 +133,7 @@ class Load:
                     self._sending_ends.wait(PAUSE_SECONDS)
                     continue
                 self.note(f"{kind}@{front.name}", [number])
-                self._sending_ends.wait(PACE_SECONDS)
+                self._sending_ends.wait(self._pace_seconds)
                 number = self.next_number()
 
     def _send_phpmq(self, front: FrontEnd, kind: str) -> None:
@@ -141,7 +142,7 @@ class Load:
             said = self.record.said[f"{kind}@{front.name} {losses}"]
             try:
                 with contextlib.closing(DOORS[kind](front, self.queue)) as door:
-                    while not self._sending_ends.wait(PACE_SECONDS):
+                    while not self._sending_ends.wait(self._pace_seconds):
                         said.append(self.next_number())
                         door.send(said[-1:])
                     door.stored()

@@ -113,7 +113,8 @@ def test_who_comes_takes_its_share_and_nobody_loses_anything(tmp_path: Path) -> 
     queues = queues_of_all("moved")
     with site(tmp_path, nodes=1, fronts=2, shards=SHARDS) as running, ExitStack() as stack:
         running.balanced()
-        loads = [stack.enter_context(Load(running, queue)) for queue in queues[:2]]
+        # It lasts for half a minute: as much load as `test_faults.py` has would take two cores all that time.
+        loads = [stack.enter_context(Load(running, queue, pace_seconds=0.05)) for queue in queues[:2]]
         for load in loads:
             load.flows()
         running._count = 3
