@@ -57,8 +57,39 @@ TOGETHER = {
         "spark/test_cluster.py",
         "spark/test_speculation.py",
     ),
+    "a browser": (
+        "dashboard/test_message_page.py",
+        "dashboard/test_overview.py",
+        "dashboard/test_readers_page.py",
+        "dashboard/test_connections_page.py",
+        "dashboard/test_redrive_page.py",
+        "dashboard/test_search_page.py",
+        "dashboard/test_send_page.py",
+        "dashboard/test_history_page.py",
+        "dashboard/test_audit_page.py",
+        "dashboard/test_dead_page.py",
+    ),
+    "another browser": (
+        "dashboard/test_queue_page.py",
+        "dashboard/test_engine_page.py",
+        "dashboard/test_door.py",
+        "dashboard/test_link.py",
+        "dashboard/test_selection_page.py",
+        "dashboard/test_connection_page.py",
+        "dashboard/test_rights_pages.py",
+        "dashboard/test_attention.py",
+        "dashboard/test_weight.py",
+        "dashboard/test_words.py",
+    ),
 }
 """By what they share."""
+UNITS = {HERE / name: what for what, names in TOGETHER.items() for name in names}
+
+
+def unit_of(path: Path) -> str:
+    """The files of a unit are tested by one process, one after the other."""
+    return UNITS.get(path, str(path))
+
 
 FIRST = (
     *TOGETHER["a Spark session"],
@@ -69,34 +100,37 @@ FIRST = (
     "nats/test_stream_contract.py",
     "cli/test_messaging.py",
     # From here, what has many processes (Spark, a browser) and what has few take turns.
-    "pipeline/test_command.py",
+    *TOGETHER["a browser"],
+    "cluster/test_shards_http.py",
+    *TOGETHER["another browser"],
+    "cluster/test_shards.py",
+    "cli/test_demo.py",
+    "lake/test_archiving.py",
     "spark/test_sql_commands.py",
     *TOGETHER["a cluster of Spark's"],
+    "cluster/test_shard_backups.py",
     "test_release.py",
     "test_image.py",
+    "cluster/test_shard_archive.py",
+    "test_tutorials.py",
+    "cluster/test_storage.py",
+    "log/test_stage_cuts.py",
     "celery/test_crashes.py",
     "importing/test_crashes.py",
     "importing/test_rabbitmq.py",
-    "test_tutorials.py",
     "log/test_walks.py",
     "celery/test_workers.py",
     "http/test_transactions.py",
-    "dashboard/test_queue_page.py",
     "cluster/test_faults.py",
     "cluster/test_partitions.py",
-    "cli/test_demo.py",
     "nats/test_stream_log.py",
-    "dashboard/test_engine_page.py",
     "log/test_contract.py",
-    "log/test_stage_cuts.py",
     "log/test_damage.py",
     "cluster/test_rules.py",
-    "dashboard/test_readers_page.py",
     "top/test_top.py",
     "spark/test_discovery.py",
     "log/test_model.py",
     "log/test_retention.py",
-    "dashboard/test_connections_page.py",
     "cluster/test_up.py",
     "log/test_backup.py",
     "http/test_backup.py",
@@ -105,21 +139,16 @@ FIRST = (
     "http/test_search.py",
     "http/test_messages.py",
     "log/test_crash.py",
-    "dashboard/test_link.py",
     "http/test_events.py",
     "server/test_second.py",
-    "dashboard/test_overview.py",
     "cluster/test_terms.py",
     "protocols/test_fuzz.py",
     "pipeline/test_pipeline_docs.py",
     "nats/test_replica.py",
-    "dashboard/test_redrive_page.py",
     "server/test_cross_rules.py",
     "cluster/test_cross_relayed.py",
-    "dashboard/test_message_page.py",
     "bench/test_peers.py",
     "http/test_commits.py",
-    "dashboard/test_door.py",
     "protocols/test_rq_codec.py",
     "http/test_log.py",
     "server/test_phpmq_rules.py",
@@ -216,7 +245,8 @@ def helpers() -> list[str]:
 
 
 pytest.register_assert_rewrite(*helpers())
-from tests.seeds import SEEDED  # noqa: E402 - which is a helper, and rewritten by now
+from tests import sharing  # noqa: E402 - helpers, and rewritten by now
+from tests.seeds import SEEDED  # noqa: E402
 
 # Nothing fails because a machine has much else to do.
 settings.register_profile("tests", deadline=None)
@@ -291,6 +321,7 @@ def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
     """What a file leaves open is told of the file itself, and not of whichever test finds the garbage."""
+    sharing.goes_on = nextitem is not None and unit_of(item.path) == unit_of(nextitem.path)
     done = yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
@@ -312,12 +343,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
         return None
     config.option.loadscopereorder = False  # it would begin with most tests, and the longest files have few
     scheduler = LoadFileScheduling(config, log)
-    shared = {f"tests/{name}": what for what, names in TOGETHER.items() for name in names}
     file_of = scheduler._split_scope
-
-    def unit_of(nodeid: str) -> str:
-        file: str = file_of(nodeid)
-        return shared.get(file, file)
-
-    scheduler._split_scope = unit_of
+    scheduler._split_scope = lambda nodeid: unit_of(HERE.parent / file_of(nodeid))
     return scheduler  # type: ignore[no-any-return]

@@ -16,10 +16,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from penstock.cli.main import COMMANDS
-from tests.dashboard.conftest import BROWSER_SECONDS, browser
+from tests.dashboard.conftest import BROWSER_SECONDS, browser, chromium
 from tests.server.harness import ROOT
 
-__all__ = ["browser"]
+__all__ = ["browser", "chromium"]
 
 DOCS = ROOT / "docs"
 

@@ -1,13 +1,15 @@
 """Real brokers, and a real browser that looks at them.
 
 The browser is Chromium, the package of that name in Debian, which `make setup` installs. Playwright only
-drives it. One browser serves all tests of a module, with one profile, which has loaded once what all pages
-load; who signs in, or chooses colours, comes alone, with a profile of its own.
+drives it. One browser serves several modules (`TOGETHER` in `tests/conftest.py`), and one profile all tests
+of a module: it has loaded once what all pages load. Who signs in, or chooses colours, comes alone, with a
+profile of its own.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 import pytest
@@ -24,6 +26,7 @@ from playwright.sync_api import (
 )
 from playwright.sync_api import Error as PlaywrightError
 
+from tests import sharing
 from tests.http.conftest import StartBroker, api, broker, start_broker
 from tests.server import harness
 from tests.server.harness import BrokerProcess
@@ -53,7 +56,7 @@ FLAGS = (
 Visit = Callable[..., Page]
 
 # Brokers are those of the tests of the HTTP API.
-__all__ = ["StartBroker", "Visit", "api", "broker", "browser", "profile", "start_broker", "visit"]
+__all__ = ["StartBroker", "Visit", "api", "broker", "browser", "chromium", "profile", "start_broker", "visit"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,26 +67,54 @@ def _pages() -> Iterator[None]:
     BrokerProcess.has_pages = False
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Chromium, running. Not for longer than a module: while Playwright drives, no other loop can run."""
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.fail(
-            "there is no browser to test the dashboard with; on Debian, as root: apt-get install chromium; "
-            "or name one that is there: CHROMIUM=/path/to/chromium"
-        )
-    expect.set_options(timeout=BROWSER_SECONDS * 1000)
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
-        yield browser
-        browser.close()
+class Chromium:
+    """The browser of the files that share one. It is there no longer: while Playwright drives, no other loop
+    can run."""
+
+    def __init__(self) -> None:
+        self._ends = ExitStack()
+        self._browser: Browser | None = None
+
+    def start(self) -> Browser:
+        if self._browser is None:
+            found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+            if found is None:
+                pytest.fail(
+                    "there is no browser to test the dashboard with; on Debian, as root: "
+                    "apt-get install chromium; or name one that is there: CHROMIUM=/path/to/chromium"
+                )
+            expect.set_options(timeout=BROWSER_SECONDS * 1000)
+            driver = self._ends.enter_context(sync_playwright())
+            self._browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
+            self._ends.callback(self._browser.close)
+        return self._browser
+
+    def end(self) -> None:
+        self._browser = None
+        self._ends.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Chromium]:
+    chromium = Chromium()
+    yield chromium
+    chromium.end()
 
 
 @pytest.fixture(scope="module")
-def profile(browser: Browser) -> BrowserContext:
+def browser(chromium: Chromium) -> Iterator[Browser]:
+    """Chromium, running."""
+    yield chromium.start()
+    if not sharing.goes_on:
+        chromium.end()
+
+
+@pytest.fixture(scope="module")
+def profile(browser: Browser) -> Iterator[BrowserContext]:
     """That of all who leave nothing behind."""
-    return new_profile(browser)
+    context = new_profile(browser)
+    yield context
+    context.close()
 
 
 def new_profile(browser: Browser) -> BrowserContext:
