@@ -150,7 +150,7 @@ async def taken_over(rig: Rig) -> bool:
         while any(not it.tried.is_set() for it in rig.stages._old._left.values()):
             if rig.moments.dead:
                 return False
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
     return not rig.moments.dead
 
 
