@@ -150,6 +150,8 @@ FAULTS = [
     _never_proven,
     _cold,
 ]
+SEEN_AT: dict[Callable[[pytest.MonkeyPatch], None], int] = {_any_session: 248, _other_sessions: 631}
+"""The seed that found a fault when this was written comes first; where it does no longer, another will."""
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_a_fault_is_found(
     fault(monkeypatch)
 
     def many() -> None:
-        for seed in range(3000):
+        for seed in (SEEN_AT.get(fault, 0), *range(3000)):
             run(seed)
 
     with pytest.raises(Broken, match=r"are sure|without its log"):
