@@ -1,6 +1,5 @@
 """A short search by the fuzzer on every run; `make fuzz SECONDS=600` searches for longer."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from tests.build import interpreted_only
 
 SEED = 20240301
-SECONDS = 3
+RUNS = 4000
 
 
 @interpreted_only  # The fuzzer finds its way by the branches of the Python.
@@ -19,7 +18,7 @@ def test_fuzz(tmp_path: Path, protocol: str) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     target = Path(__file__).with_name(f"fuzz_{protocol}.py")
-    options = [f"-max_total_time={SECONDS}", f"-seed={SEED}", "-timeout=10", f"-artifact_prefix={tmp_path}/"]
+    options = [f"-runs={RUNS}", f"-seed={SEED}", "-timeout=10", f"-artifact_prefix={tmp_path}/"]
     done = subprocess.run(
         [sys.executable, str(target), *options, str(corpus)],
         capture_output=True,
@@ -33,8 +32,6 @@ def test_fuzz(tmp_path: Path, protocol: str) -> None:
     )
     assert done.returncode == 0, report
     assert not found, report
-    runs = re.search(r"Done (\d+) runs", done.stderr)
-    assert runs is not None, report
-    assert int(runs[1]) > 100, f"the fuzzer has hardly begun: {report}"
+    assert f"Done {RUNS} runs" in done.stderr, report
     new = [path for path in corpus.iterdir() if not path.name.startswith("vector-")]
     assert len(new) > 10, f"the fuzzer has found next to nothing new: {report}"
