@@ -21,17 +21,21 @@ says by `move` what has happened to them; recovery knows nobody who holds, and r
 in their old rooms again.
 """
 
+from array import array
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from penstock.model.ids import OFFSET_MAX
 from penstock.model.life import TRANSITIONS, Event, Reason, State, after
-from penstock.model.ranges import Piece, RangeMap
+from penstock.model.ranges import Packed, Piece, RangeMap
 
 AS_STORED = -2
 """In a note: this attribute is what the message's block says."""
 
 NEAR: Final = 1000
 """Offsets between two messages that share a place: what is passed over to find the second one."""
+
+_REASONS: Final = tuple(Reason)
 
 Mark = tuple[int, int]
 """A tail, and the number of the place that was given last."""
@@ -69,15 +73,70 @@ class Hold:
         self.dead = dead  # taken through the dead-letter door
 
 
-class _Stand:
-    """What stands in one place of a line: `count` messages between two offsets."""
+class _PackedPlaces(Packed[Place]):
+    """A place has a tail, or a time: one column has both, and a tail as a negative number."""
 
-    __slots__ = ("count", "end", "first")
+    __slots__ = ()
 
-    def __init__(self, first: int, end: int) -> None:
-        self.first = first
-        self.end = end
-        self.count = end - first
+    def __setitem__(self, at: int, value: Place) -> None:
+        numbers, reasons, moments = self._columns
+        numbers[at], reasons[at], moments[at] = value.number, value.reason, -value.tail or value.time_us
+
+    def insert(self, at: int, value: Place) -> None:
+        numbers, reasons, moments = self._columns
+        numbers.insert(at, value.number)
+        reasons.insert(at, value.reason)
+        moments.insert(at, -value.tail or value.time_us)
+
+    def _value(self, at: int) -> Place:
+        numbers, reasons, moments = self._columns
+        moment = moments[at]
+        if moment < 0:
+            return Place(-moment, numbers[at], _REASONS[reasons[at]])
+        return Place(0, numbers[at], _REASONS[reasons[at]], moment)
+
+
+class _Places(RangeMap[Place]):
+    """By offset. Letters that die one by one have a place each."""
+
+    __slots__ = ()
+
+    def _values(self, value: Place) -> list[Place] | Packed[Place]:
+        values = _PackedPlaces([array("q"), array("b"), array("q")])
+        values.insert(0, value)
+        return values
+
+
+_Stand = tuple[int, int]
+"""What stands in one place of a line: none of it before this offset, and so many messages."""
+
+
+class _PackedStands(Packed[_Stand]):
+    __slots__ = ()
+
+    def __setitem__(self, at: int, value: _Stand) -> None:
+        firsts, counts = self._columns
+        firsts[at], counts[at] = value
+
+    def insert(self, at: int, value: _Stand) -> None:
+        firsts, counts = self._columns
+        firsts.insert(at, value[0])
+        counts.insert(at, value[1])
+
+    def _value(self, at: int) -> _Stand:
+        firsts, counts = self._columns
+        return firsts[at], counts[at]
+
+
+class _Order(RangeMap[_Stand]):
+    """By twice the number of the place, so that no two touch and become one."""
+
+    __slots__ = ()
+
+    def _values(self, value: _Stand) -> list[_Stand] | Packed[_Stand]:
+        values = _PackedStands([array("q"), array("q")])
+        values.insert(0, value)
+        return values
 
 
 class Line:
@@ -85,43 +144,46 @@ class Line:
     offset.
 
     Operators take messages out by reason and from the middle, by the million: so nothing that has left has
-    to be passed over.
+    to be passed over. A letter that died alone takes 65 bytes: there may be a million of these, too.
     """
 
     __slots__ = ("_orders", "places")
 
     def __init__(self) -> None:
-        self.places: RangeMap[Place] = RangeMap()
-        self._orders: dict[int, RangeMap[_Stand]] = {}  # by reason; in each by the number of the place
+        self.places: RangeMap[Place] = _Places()
+        self._orders: dict[int, _Order] = {}  # by reason
 
     def add(self, first: int, end: int, place: Place) -> None:
         self.places.add(first, end, place)
         order = self._orders.get(place.reason)
         if order is None:
-            order = self._orders[int(place.reason)] = RangeMap()
-        stand = order.get(place.number)
+            order = self._orders[int(place.reason)] = _Order()
+        key = 2 * place.number
+        stand = order.get(key)
         if stand is None:
-            order.add(place.number, place.number + 1, _Stand(first, end))
+            order.add(key, key + 1, (first, end - first))
         else:
-            stand.first = min(stand.first, first)
-            stand.end = max(stand.end, end)
-            stand.count += end - first
+            order.put(key, (min(stand[0], first), stand[1] + end - first))
 
     def front(self, reason: Reason | None = None) -> tuple[int, int, Place] | None:
         """The first run of the line, or the first of those with that `reason`."""
-        found: RangeMap[_Stand] | None = None
-        number = -1
-        for key, order in self._orders.items():
+        found: _Order | None = None
+        key = -1
+        for of, order in self._orders.items():
             first = order.first
-            if first is not None and (reason is None or reason == key) and (number < 0 or first < number):
-                found, number = order, first
-        stand = found.get(number) if found is not None else None
-        if stand is None:
+            if first is not None and (reason is None or reason == of) and (key < 0 or first < key):
+                found, key = order, first
+        stand = found.get(key) if found is not None else None
+        if found is None or stand is None:
             return None
+        lowest, count = stand
         # What stands elsewhere in the line may be between its parts.
-        run = next(run for run in self.places.walk(stand.first, stand.end) if run[2].number == number)
-        stand.first = run[0]
-        return run
+        for passed, run in enumerate(self.places.walk(lowest, OFFSET_MAX)):
+            if 2 * run[2].number == key:
+                if passed:
+                    found.put(key, (run[0], count))
+                return run
+        raise AssertionError(f"nothing stands in place {key // 2} from {lowest} on")
 
     def pick(
         self, count: int, reason: Reason | None = None, number_max: int | None = None
@@ -140,12 +202,14 @@ class Line:
         """Take everything between two offsets out of the line."""
         pieces = self.places.cut(first, end)
         for a, b, place in pieces:
-            order = self._orders[place.reason]
-            stand = order.get(place.number)
+            order, key = self._orders[place.reason], 2 * place.number
+            stand = order.get(key)
             assert stand is not None
-            stand.count -= b - a
-            if not stand.count:
-                order.cut(place.number, place.number + 1)
+            lowest, count = stand
+            if count > b - a:
+                order.put(key, (b if a <= lowest else lowest, count - (b - a)))
+            else:
+                order.cut(key, key + 1)
         return pieces
 
 

@@ -11,7 +11,8 @@ Rules that always hold:
 Ranges live in leaves of at most `LEAF_RANGES_MAX`, so that a change in the middle moves a few
 hundred entries even when there are a million runs. The common moves, taking from the front and
 extending the end, touch one entry. Their bounds are columns of numbers: a range takes 24 bytes and what
-its value does, and the garbage collector has nothing to look at but the values.
+its value does, and the garbage collector has nothing to look at but the values. Where each range has a value
+of its own, these can be columns of numbers too (`Packed`).
 
 Most maps have one range, and there may be a hundred thousand of these: it stands in the map itself, which
 takes a quarter of what it would take with a leaf. With the second range comes the first leaf.
@@ -20,7 +21,7 @@ takes a quarter of what it would take with a leaf. With the second range comes t
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, overload
 
 V = TypeVar("V")
 
@@ -32,10 +33,48 @@ _NOTHING: Final[list[Any]] = []
 """The lists of all maps that are empty, to which nobody adds: most of many queues have nothing in most."""
 
 
+class Packed(Generic[V]):
+    """Values that are some numbers each, one behind the other as in a list: each kind of number in a column
+    of its own. Which numbers a value is, a subclass knows."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, columns: "list[array[int]]") -> None:
+        self._columns = columns
+
+    def _value(self, at: int) -> V:
+        raise NotImplementedError
+
+    def __setitem__(self, at: int, value: V) -> None:
+        raise NotImplementedError
+
+    def insert(self, at: int, value: V) -> None:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, at: int) -> V: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Packed[V]": ...
+    def __getitem__(self, at: "int | slice") -> "V | Packed[V]":
+        if isinstance(at, int):
+            return self._value(at)
+        return type(self)([column[at] for column in self._columns])
+
+    def __delitem__(self, at: "int | slice") -> None:
+        for column in self._columns:
+            del column[at]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __iter__(self) -> Iterator[V]:
+        return map(self._value, range(len(self)))
+
+
 class _Leaf(Generic[V]):
     __slots__ = ("ends", "shared", "starts", "values")
 
-    def __init__(self, starts: "array[int]", ends: "array[int]", values: list[V]) -> None:
+    def __init__(self, starts: "array[int]", ends: "array[int]", values: list[V] | Packed[V]) -> None:
         self.starts = starts
         self.ends = ends
         self.values = values
@@ -79,7 +118,11 @@ class RangeMap(Generic[V]):
     def _alone(self) -> _Leaf[V]:
         """The range that stands in the map itself, as a leaf."""
         starts, ends = array("q", (self._start,)), array("q", (self._start + self.total,))
-        return _Leaf(starts, ends, [self._value])
+        return _Leaf(starts, ends, self._values(self._value))
+
+    def _values(self, value: V) -> list[V] | Packed[V]:
+        """What keeps the values of a leaf, with one."""
+        return [value]
 
     def _spread(self) -> None:
         """There are going to be more ranges than one."""
@@ -150,7 +193,7 @@ class RangeMap(Generic[V]):
 
     def copy(self) -> "RangeMap[V]":
         """The same ranges with the same values. What either map changes from now on it copies first."""
-        other: RangeMap[V] = RangeMap()
+        other: RangeMap[V] = type(self)()
         if self._leaves:
             for leaf in self._leaves:
                 leaf.shared = True
@@ -193,6 +236,14 @@ class RangeMap(Generic[V]):
         at = bisect_right(leaf.starts, offset) - 1
         return leaf.values[at] if leaf.ends[at] > offset else None
 
+    def put(self, start: int, value: V) -> None:
+        """Another value for the range that begins at `start`, where it touches none that has that one."""
+        if not self._leaves:
+            self._value = value
+            return
+        leaf = self._own(bisect_right(self._firsts, start) - 1)
+        leaf.values[bisect_right(leaf.starts, start) - 1] = value
+
     def find(self, start: int, end: int) -> list[Piece[V]]:
         """What is covered between `start` and `end`, clipped to them."""
         return list(self.walk(start, end))
@@ -233,7 +284,7 @@ class RangeMap(Generic[V]):
                 offsets -= max(start - leaf.starts[lo], 0) + max(leaf.ends[hi - 1] - end, 0)
         return ranges, offsets
 
-    def columns(self) -> "Iterator[tuple[array[int], array[int], list[V]]]":
+    def columns(self) -> "Iterator[tuple[array[int], array[int], list[V] | Packed[V]]]":
         """Everything in columns, some hundreds of ranges at a time: starts, ends, values."""
         for leaf in self._leaves or ([self._alone()] if self.total else []):
             yield leaf.starts, leaf.ends, leaf.values

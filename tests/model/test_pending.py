@@ -148,8 +148,9 @@ def by_place(line: Line) -> list[tuple[int, int, Place]]:
     return sorted(line.places, key=lambda run: (run[2].number, run[0]))
 
 
-def test_scattered_messages_take_few_bytes_each() -> None:
-    """Every second one has died, some hundreds in a turn; and then they are redriven."""
+@pytest.mark.parametrize("in_a_turn", [500, 2, 1])
+def test_scattered_messages_take_few_bytes_each(in_a_turn: int) -> None:
+    """Every second one has died, some hundreds in a turn, or each alone; and then they are redriven."""
     count = 20_000
     tracemalloc.start()
     try:
@@ -157,7 +158,7 @@ def test_scattered_messages_take_few_bytes_each() -> None:
         pending = queue_of(2 * count)
         pending.pick(2 * count)
         for offset in range(0, 2 * count, 2):
-            time_us = 1_000_000_000_000_000 + offset // 500
+            time_us = 1_000_000_000_000_000 + offset // in_a_turn
             pending.move(State.HELD, Event.DEAD, offset, offset + 1, reason=Reason.REJECTED, time_us=time_us)
             pending.note(offset, offset + 1, Note(1))
         assert tracemalloc.get_traced_memory()[0] - before < 100 * count

@@ -1,6 +1,7 @@
 """RangeMap against a plain dict of offsets."""
 
 import tracemalloc
+from array import array
 from itertools import groupby
 
 import pytest
@@ -8,7 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model import ranges
-from penstock.model.ranges import RangeMap
+from penstock.model.ranges import Packed, RangeMap
+
+
+class Letters(Packed[str]):
+    """Each as its number."""
+
+    def _value(self, at: int) -> str:
+        return chr(self._columns[0][at])
+
+    def __setitem__(self, at: int, value: str) -> None:
+        self._columns[0][at] = ord(value)
+
+    def insert(self, at: int, value: str) -> None:
+        self._columns[0].insert(at, ord(value))
+
+
+class PackedMap(RangeMap[str]):
+    def _values(self, value: str) -> Packed[str]:
+        return Letters([array("i", [ord(value)])])
 
 
 def runs(model: dict[int, str]) -> list[tuple[int, int, str]]:
@@ -27,7 +46,9 @@ def _leaf_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["add", "add", "cut", "find", "pop", "pop-before", "copy", "copy-and-go-on-there"]),
+        st.sampled_from(
+            ["add", "add", "cut", "put", "find", "pop", "pop-before", "copy", "copy-and-go-on-there"]
+        ),
         st.integers(0, 60),
         st.integers(1, 25),
         st.sampled_from("xxxy"),
@@ -36,10 +57,13 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("kind", [RangeMap, PackedMap])
+@settings(max_examples=200, deadline=None)
 @given(steps)
-def test_behaves_like_a_dict_of_offsets(script: list[tuple[str, int, int, str]]) -> None:
-    subject: RangeMap[str] = RangeMap()
+def test_behaves_like_a_dict_of_offsets(
+    kind: type[RangeMap[str]], script: list[tuple[str, int, int, str]]
+) -> None:
+    subject = kind()
     model: dict[int, str] = {}
     others: list[tuple[RangeMap[str], list[tuple[int, int, str]]]] = []  # copies, and what must be in them
     for verb, start, length, value in script:
@@ -63,6 +87,11 @@ def test_behaves_like_a_dict_of_offsets(script: list[tuple[str, int, int, str]])
             if verb != "copy":
                 subject, other = other, subject
             others.append((other, runs(model)))
+        elif verb == "put":  # "z" is in no script: it stands once at most
+            first, stop, _ = next((run for run in runs(model) if run[1] > start), (0, 0, ""))
+            if first < stop and "z" not in model.values():
+                subject.put(first, "z")
+                model.update(dict.fromkeys(range(first, stop), "z"))
         elif verb == "cut":
             assert expand(subject.cut(start, end)) == inside
             for offset in inside:
