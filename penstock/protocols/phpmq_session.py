@@ -66,7 +66,7 @@ from penstock.protocols.phpmq import (
 )
 from penstock.protocols.phpmq_read import Reader
 from penstock.protocols.phpmq_write import TtlPacket, Writer
-from penstock.protocols.share import SHARE, WINDOW_BYTES
+from penstock.protocols.share import SCATTERED_BYTES, SCATTERED_RANGES, SHARE, WINDOW_BYTES
 
 if COMPILED:
     from penstock.protocols import loops
@@ -153,6 +153,7 @@ class ServerSession:
         self.reader = Reader(phpmq.FROM_CLIENT, limits, share)
         # What writes the dispatches of each open window, by queue and whether its dead letters are meant.
         self._open: dict[tuple[str, bool], Writer] = {}
+        self._settles_scattered = False  # in its last chunk: the next may have as many, and is read in parts
         self._violation: PeerViolation | None = None
         self._salvaged: list[Command] = []
         self._sync_dialect = Dialect()  # in which the peer has asked what is stored
@@ -177,8 +178,15 @@ class ServerSession:
         """What the peer wants with a chunk. The caller may reuse `data` afterwards."""
         if self._violation is not None:
             raise self._violation
+        later = b""
+        if self._settles_scattered:
+            self._settles_scattered = False
+            bytes_max = SCATTERED_BYTES * self.reader.share
+            if len(data) > bytes_max:
+                later, data = bytes(data[bytes_max:]), data[:bytes_max]
         try:
             events = self.reader.feed(data)
+            self.reader.rest += later
         except PeerViolation as violation:
             self._violation, events = violation, self.reader.salvage()
         commands: list[Command] = []
@@ -287,6 +295,7 @@ class ServerSession:
             # More than one range of acknowledgements may be fewer in another order.
             if named is not None and (len(named) == 1 or outcome is not ACK):
                 origin = event.joined[:ORIGIN_DIGITS]
+                self._note_scattered(len(named), event.count)
                 commands.append(Settle(queue, outcome, origin, named, event.ttl_seconds, dead))
                 return
         by_origin, foreign = split_ids(event.joined)
@@ -299,9 +308,14 @@ class ServerSession:
                 ranges = ranges_of(unique)
                 if len(unique) < len(offsets):
                     _note(ignored, IGNORED_TWICE, event.queue, len(offsets) - len(unique))
+            self._note_scattered(len(ranges), len(offsets))
             commands.append(Settle(queue, outcome, origin, ranges, event.ttl_seconds, dead))
         if foreign:
             _note(ignored, IGNORED_FOREIGN_ID, event.queue, foreign)
+
+    def _note_scattered(self, ranges: int, messages: int) -> None:
+        if ranges > SCATTERED_RANGES and 2 * ranges > messages:
+            self._settles_scattered = True
 
 
 def _sync_answer(dialect: Dialect, refused: int) -> bytes:

@@ -20,6 +20,13 @@ QUICK_SHARE: Final = 16
 UNBOUNDED: Final = 1 << 60
 """For a reader of a client: nobody else waits."""
 
+SCATTERED_BYTES: Final = 128
+"""Settlements of this size cost a unit where each is of a message here and there. Read they are hundreds at a
+time, as those of neighbours: it is the log that takes its time for each."""
+
+SCATTERED_RANGES: Final = 16
+"""What is fewer is settled at once, wherever the messages are."""
+
 WINDOW_BYTES: Final = 1024
 """What a queue that a connection consumes takes, in its session and in the broker: 0.7 KB were measured, and
 2.3 where nobody else consumes it."""

@@ -31,6 +31,7 @@ from penstock.protocols.phpmq_session import (
     split_ids,
 )
 from penstock.protocols.phpmq_write import TtlPacket, Writer
+from penstock.protocols.share import SCATTERED_BYTES, SHARE
 from tests.protocols.vectors_phpmq import NARROW, NARROW_LINES, WIDE, WIDE_LINES
 
 ORIGIN = b"0123456789abcdef01"
@@ -235,6 +236,34 @@ def test_verdicts_are_ranges(type_: MessageType, outcome: Outcome, ranges: list[
 def test_acknowledgements_by_the_thousand_are_one_range() -> None:
     data = WRITER.settlements(MessageType.ACKNOWLEDGE, "orders", ids(*range(5, 3005)))
     assert ServerSession().receive(data) == [Settle("orders", Outcome.ACK, ORIGIN, [(5, 3005)])]
+
+
+def test_who_settles_here_and_there_is_read_in_parts() -> None:
+    """It is the log that takes its time for each. Who settles neighbours is read hundreds at a time."""
+    scattered = [
+        WRITER.settlements(MessageType.DEAD_LETTER, "q", ids(*range(at, at + 4000, 2))) for at in (0, 4000)
+    ]
+    neighbours = WRITER.settlements(MessageType.DEAD_LETTER, "q", ids(*range(8000, 16000)))
+    session = ServerSession()
+    settled: list[tuple[int, int]] = []
+    parts: list[int] = []
+    for chunk in (*scattered, neighbours):
+        rest: bytes = chunk
+        while rest:
+            session.reader.share, before = (16 if len(parts) == 2 else SHARE), len(rest)
+            for command in session.receive(rest):
+                assert isinstance(command, Settle)
+                settled += command.ranges
+            rest = session.reader.rest
+            parts.append(before - len(rest))
+    assert [offset for first, end in settled for offset in range(first, end)] == [
+        *range(0, 8000, 2),
+        *range(8000, 16000),
+    ]
+    assert parts[0] == len(scattered[0])  # Nobody knew before it was read.
+    assert parts[2] == 16 * SCATTERED_BYTES
+    assert max(parts[1:-1]) == SHARE * SCATTERED_BYTES
+    assert parts[-2:] == [SHARE * SCATTERED_BYTES, len(neighbours) - SHARE * SCATTERED_BYTES]
 
 
 def test_verdicts_differ_by_queue_kind_and_ttl() -> None:
