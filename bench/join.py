@@ -9,7 +9,7 @@ on sending, one message after the other, to a queue of each log:
     has its copies  the logs that it is to lead and to stand by for, to their end
     leads           the first of them, and its share
     memory          of both its processes, at most
-    receipts        of the client, before it came, and until it led its share
+    receipts        of the client: before it came, until it had its first copy, and until it led its share
 
 All data is in a temporary folder, which is gone afterwards. It takes about four times as many GB of it.
 """
@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import cycle
+from itertools import cycle, pairwise
 
 from bench import loadgen, peers
 from bench.server import PeerFailed, Server, disk_folder
@@ -38,6 +38,7 @@ MESSAGE_BYTES = 64 << 10
 BEFORE_SECONDS = 20.0
 LOOK_SECONDS = 0.25
 SECONDS_MAX = 3600.0
+FIRST_COPY = "has the first copy"
 DISK_TIMES = 4
 """The node has all, so have both front-ends, and the third one has two thirds."""
 
@@ -73,11 +74,12 @@ def run(gigabytes: float) -> list[Row]:
         _until(lambda: _has(fronts[0], 1, "copies") == SHARDS)
         with _receipts(fronts[0]) as (times, faults):
             time.sleep(BEFORE_SECONDS)
-            before = len(times)
-            rows += _join(lambda: front(FRONT_ENDS), gigabytes)
-            while_joining = sorted(times[before:])
+            marks = [0, len(times)]
+            rows += _join(lambda: front(FRONT_ENDS), gigabytes, lambda: marks.append(len(times)))
+            marks.append(len(times))
         assert not faults, faults
-        for title, taken in (("before", sorted(times[:before])), ("while it joins", while_joining)):
+        for title, (begin, end) in zip(("before", "while it copies", "then"), pairwise(marks), strict=True):
+            taken = sorted(times[begin:end])
             rows.append((f"joining: receipts of others {title}: p50", taken[len(taken) // 2], "ms", 0))
             rows.append((f"joining: receipts of others {title}: p99", taken[len(taken) * 99 // 100], "ms", 0))
             rows.append((f"joining: receipts of others {title}: at most", taken[-1], "ms", 0))
@@ -108,7 +110,7 @@ def _fill(fronts: list[Server], gigabytes: float) -> float:
     return messages * MESSAGE_BYTES * SHARDS / 1e6 / (time.monotonic() - began)
 
 
-def _join(start: Callable[[], Server], gigabytes: float) -> list[Row]:
+def _join(start: Callable[[], Server], gigabytes: float, on_copy: Callable[[], None]) -> list[Row]:
     began = time.monotonic()
     rows: list[Row] = []
 
@@ -128,14 +130,16 @@ def _join(start: Callable[[], Server], gigabytes: float) -> list[Row]:
         passed("first answer", 5.0)
     memory, done = 0.0, set[str]()
     share = SHARDS // (FRONT_ENDS + 1)
-    wanted = {"leads the first log": ("leader", 1), "leads its share": ("leader", share)}
-    wanted |= {"has the first copy": ("copies", 1), "has its copies": ("copies", 2 * share)}
+    wanted = {FIRST_COPY: ("copies", 1), "has its copies": ("copies", 2 * share)}
+    wanted |= {"leads the first log": ("leader", 1), "leads its share": ("leader", share)}
     while len(done) < len(wanted):
         memory = max(memory, server.resident_mb())
         for what, (field, count) in wanted.items():
             if what not in done and _has(server, FRONT_ENDS, field) >= count:
                 done.add(what)
                 passed(what)
+                if what == FIRST_COPY:
+                    on_copy()
         if time.monotonic() - began > SECONDS_MAX:
             raise PeerFailed(f"the front-end that has come has only {done}")
         time.sleep(LOOK_SECONDS)
