@@ -218,7 +218,8 @@ class RemoteBroker:
     def handle(self, port: Port, commands: Iterable[Command], now_us: int) -> None:
         """What a port has said in one chunk."""
         seat = self._seating.of(port)
-        assert seat is not None
+        if seat is None:
+            return  # It is being disconnected: the log has failed in the middle of what was done for it.
         said: list[Command] = []
         settling: list[words.Settle | words.Reply] = []
         asks = False
@@ -583,6 +584,7 @@ class RemoteBroker:
         for port, seat, attached in taken:
             self._take_waiting(broker, seat, attached, now_us)
             broker.ports.detach(port)
+        for port, seat, attached in taken:
             for it in attached.asked.values():
                 if tickets := it.end_all():
                     port.undelivered(tickets)

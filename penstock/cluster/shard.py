@@ -312,7 +312,9 @@ class Shard:
             others.discard(self._leader_before)
         self.led, self._term = led, claim.term
         self._keep_what_is_left(opened)
-        if self._lost is not None:
+        opened.poll()
+        if opened.failed is not None:  # Nobody has gone over to it yet.
+            self.fail(opened.failed)
             return
         self.host = RelayHost(
             broker,
@@ -455,8 +457,9 @@ class Shard:
                 self._lost = error
         self.remote.lost("this front-end begins anew")  # two of one name would push each other out
         self.remote = self._new_remote()
-        self.remote.take_over(broker, led.log, front.router.ports_of(self.number), now_us)
         self.broker = None
+        front.router.homes[self.number] = self.remote  # What ports are told now may have them say more.
+        self.remote.take_over(broker, led.log, front.router.ports_of(self.number), now_us)
         front.moved(still=Served(self.number, broker, led.log, is_closing=True))
 
     async def _step_down(self) -> None:

@@ -13,12 +13,12 @@ from penstock.cluster.remote_broker import RemoteBroker
 from penstock.cluster.seating import TOO_LATE
 from penstock.log.errors import LogFailed
 from penstock.model.policy import Policies
-from penstock.model.words import Command, Consume, Outcome, Sync
+from penstock.model.words import Command, Consume, Outcome, Settle, Sync
 from tests.broker.test_broker import House, send, settle
 from tests.cluster.test_routing import SMALL, Houses, Port, Said, queue_in
 
 SHARD = 1
-QUEUE = queue_in(SHARD)
+QUEUE, OTHER = queue_in(SHARD), queue_in(0)
 
 
 class Client(Port):
@@ -46,9 +46,9 @@ class Front(Houses):
 
     def lose(self) -> None:
         self.house.broker.suspend(True)
+        self.broker.homes[SHARD] = self.remote
         ports = self.broker.ports_of(SHARD)
         self.remote.take_over(self.house.broker, self.house.log, ports, self.now)
-        self.broker.homes[SHARD] = self.remote
 
     def lead_next(self, decided: str = "not stored", meanwhile: Callable[[House], object] = bool) -> House:
         """It is decided what of the log is stored; another broker leads what is on the disk."""
@@ -226,6 +226,26 @@ async def test_what_there_was_no_room_for_goes_behind_what_was_on_its_way() -> N
     house.tick(1)
     assert stored(house) == [b"aa", b"bb"]
     assert client.heard("delivered") == [[1], [2]]
+
+
+@on_a_loop
+async def test_what_waits_for_other_logs_is_said_when_all_that_was_sent_is_known_to_be_durable() -> None:
+    front = Front()
+    worker = front.client("w", send(OTHER, b"a"), send(QUEUE, b"b"), Consume(OTHER, 1), Consume(QUEUE, 1))
+    front.turn()
+    front.turn()
+    assert sorted(worker.payloads()) == [b"a", b"b"]
+    worker.say(send(QUEUE, b"result"))
+    front.turn()
+    for queue in (OTHER, QUEUE):
+        worker.say(Settle(queue, Outcome.ACK, worker.origin_of[queue, 0], [(0, 1)]))
+    assert front.held(OTHER) == 1
+    front.lose()
+    house = front.lead_next()
+    front.turn(0)
+    assert front.held(OTHER) == 0
+    assert sum(counts(house)) == 1, "the result"
+    assert stored(house) == [b"b", b"result"]
 
 
 @on_a_loop
