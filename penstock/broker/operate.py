@@ -16,6 +16,7 @@ is about to stop and takes nothing new in; `TooFast` where it is asked for too m
 stages while the log does not take those that came before.
 """
 
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from heapq import nlargest
 from itertools import chain, islice
@@ -29,7 +30,7 @@ from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
-from penstock.log.results import Begun, Receipt, Shares, StageReceipt, TransactionReceipt
+from penstock.log.results import Begun, Receipt, Rows, Shares, StageReceipt, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
@@ -138,18 +139,38 @@ class Operator:
         shares: Shares | None = None,
         *,
         decided: bool = False,
+        rows: Rows = None,
     ) -> Iterator[None]:
         """The messages of these stages, all or nothing, in steps. See the log for keys."""
         queues = self._log.staged_queues(stage_ids)
         if not decided:  # No no would be heard any more.
             self._check_open(queues, now_us)
-        yield from self._log.committing(key, stage_ids, now_us, receipt, begun, shares, decided=decided)
+        yield from self._log.committing(
+            key, stage_ids, now_us, receipt, begun, shares, decided=decided, rows=rows
+        )
         self._stir_all(queues)
 
     def prepare(self, key: str, attempt: str, stage_ids: Sequence[str], now_us: int) -> list[list[Any]]:
         """The messages of these stages can be stored, whenever the log of their key says so."""
         self._check_open(self._log.staged_queues(stage_ids), now_us)
         return self._log.prepare(key, attempt, stage_ids, now_us)
+
+    def move(
+        self,
+        key: str,
+        attempt: str,
+        source: str,
+        identity: str,
+        offsets: "array[int]",
+        stages: dict[str, list[str]],
+        now_us: int,
+        receipt: TransactionReceipt,
+    ) -> None:
+        """Messages leave their queue for another log. See the log."""
+        self._check_open((), now_us)
+        self._log.check_same(source, identity)
+        fates = self._log.move(key, attempt, source, offsets, stages, now_us, receipt)
+        self._broker.purged(source, fates)
 
     def _stir_all(self, queues: Collection[str]) -> None:
         for queue in queues:

@@ -202,9 +202,8 @@ class ShardLink(Link):
             if queue and (there := shard_of(queue, self._shards)) != self._shard:
                 raise CallRefused(
                     "refused",
-                    f"queue {queue!r} is in log {there} of this cluster, and this request is about log "
-                    f"{self._shard}: where a cluster has several (cluster.shards), messages are copied, "
-                    f"moved and committed together within one",
+                    f"queue {queue!r} is in log {there} of this cluster (cluster.shards), and this is about "
+                    f"log {self._shard}",
                 )
         return self._whole.ask(name, {"shard": self._shard, **fields}, *buffers)
 

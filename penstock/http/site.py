@@ -21,7 +21,7 @@ from penstock.http.watching.rates import Rates
 from penstock.http.watching.sayings import Sayings
 
 if TYPE_CHECKING:
-    from penstock.http.sharding.transactions import ShardedStages
+    from penstock.http.sharding.transactions import Logs, ShardedStages
 
 
 class Site:
@@ -52,6 +52,7 @@ class Site:
         self.scrubber = Scrubber(self.data, link)
         self.stages = Stages(self.data, link)
         self.transactions: Stages | ShardedStages = self.stages
+        self.logs: Logs | None = None  # all of the cluster, where it has several
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
         self.searches: Counter[str] = Counter()  # that are running, by user
         self.stopping = asyncio.Event()  # set when answers that never end should end

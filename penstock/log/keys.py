@@ -22,8 +22,9 @@ from typing import Final
 
 TRANSACTIONS_MAX: Final = 10_000
 SERIES_MAX: Final = 10_000
-TRANSACTIONS_MAX_OF: Final = {"relay/": 256}
-"""Front-ends number what they relay, in the order of storing: the newest of a series tells of all others."""
+TRANSACTIONS_MAX_OF: Final = {"relay/": 256, "move/": 256}
+"""Front-ends number what they relay, in the order of storing: the newest of a series tells of all others.
+A key of messages that are moved to another log never comes again."""
 
 _PIECE: Final = re.compile("(.*/)[0-9]+/(.*[^0-9/][^/]*)")
 """A batch's number, and the name of a piece of it behind that."""

@@ -52,6 +52,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 
 import logging
 import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ from penstock.log.results import (
     EventRun,
     Fate,
     Receipt,
+    Rows,
     Shares,
     StageInfo,
     StageReceipt,
@@ -605,10 +607,13 @@ class Log:
         shares: Shares | None = None,
         *,
         decided: bool = False,
+        rows: Rows = None,
     ) -> Generator[None, None, None]:
         """See `Transactions.commit`. To be closed by whoever does not go through it to its end."""
         self._check()
-        steps = self._transactions.commit(key, stage_ids, now_us, receipt, begun, shares, decided=decided)
+        steps = self._transactions.commit(
+            key, stage_ids, now_us, receipt, begun, shares, decided=decided, rows=rows
+        )
         try:
             with self._numbering():
                 for _ in steps:
@@ -626,6 +631,21 @@ class Log:
         """See `Transactions.prepare`; `confirm` tells when it holds."""
         self._check()
         return self._transactions.prepare(key, attempt, stage_ids, now_us)
+
+    def move(
+        self,
+        key: str,
+        attempt: str,
+        source: str,
+        offsets: "array[int]",
+        stages: dict[str, list[str]],
+        now_us: int,
+        receipt: TransactionReceipt,
+    ) -> list[Fate]:
+        """See `Transactions.move`."""
+        self._check()
+        with self._numbering():
+            return self._transactions.move(key, attempt, source, offsets, stages, now_us, receipt)
 
     def unprepare(self, key: str, attempt: str, now_us: int) -> None:
         self._check()

@@ -1,6 +1,6 @@
 """What the log answers: receipts, what has become of messages, what happened to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.log.errors import LogError
@@ -56,11 +56,16 @@ class Shares(NamedTuple):
     shards: dict[str, list[str]]  # the stages of each of these, by its number as JSON has it
 
 
+Rows = Sequence[Sequence[int]] | None
+"""Of stages, by ranges of numbers; None: all of them."""
+
+
 class Decision(NamedTuple):
     """What the log of a key has decided about other logs."""
 
     shards: dict[str, list[str]]  # the stages that each of them has to store
     stored: list[list[Any]] | None  # queue, first offset, end; None as long as not all have stored theirs
+    rows: Rows = None  # of these stages, where messages were moved
 
 
 class TransactionDone(NamedTuple):
@@ -72,6 +77,7 @@ class TransactionDone(NamedTuple):
     redriven: int = 0  # dead letters that this call has repaired
     fingerprint: str = ""  # what is remembered of the contents
     asked: list[Any] | None = None  # of a repetition: what its stages bring; None where some are gone
+    rows: Rows = None  # which were taken out, of messages that are moved to another log
 
 
 TransactionReceipt = Callable[[TransactionDone | LogError], None]

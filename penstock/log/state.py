@@ -61,7 +61,10 @@ FORMAT_DELAYS = 3
 FORMAT_SHARES = 4
 """From the first transaction on that has stages in other logs, too."""
 
-FORMAT_LAST = FORMAT_SHARES
+FORMAT_MOVES = 5
+"""From the first messages on that were moved to another log."""
+
+FORMAT_LAST = FORMAT_MOVES
 
 STEPS_MAX = 100  # of the clock, that a queue remembers
 SWEEP_ROWS = 200  # timers that are looked at in one go: a millisecond
@@ -658,7 +661,7 @@ class LogState:
             elif fields["key"]:
                 self.remember(fields["key"], parts, fingerprint)
             if "shards" in fields:
-                self.decisions[fields["key"]] = Decision(fields["shards"], None)
+                self.decisions[fields["key"]] = Decision(fields["shards"], None, fields.get("rows"))
         elif operation == "finished":
             self.finish(fields["key"], fields["stored"])
         elif operation == "prepared":

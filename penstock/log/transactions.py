@@ -14,6 +14,10 @@ others that have stages of it take part, and whoever commits it goes from one to
     commit      each of the others, `decided`, stores what it has kept
     finish      the log of the key is told where that is
 
+Messages that are moved to another log are a stage there, whose key is one of the log that they are in. In
+place of its commit, that one takes them out (`move`), and says which of them the other has to store: what
+somebody took meanwhile stays.
+
 Rules that always hold:
   * An attempt can be decided as long as the log of the key knows its name: until another one of that key
     begins, until somebody has asked what became of it and was told that nothing did, until the log is opened
@@ -44,6 +48,7 @@ from penstock.log.results import (
     Begun,
     Decision,
     Fate,
+    Rows,
     Shares,
     Step,
     Stored,
@@ -52,7 +57,7 @@ from penstock.log.results import (
 )
 from penstock.log.sealer import SealedBlock, Sealer
 from penstock.log.stages import Stage, StagePart
-from penstock.log.state import FORMAT_SHARES, LogState, StoredPart
+from penstock.log.state import FORMAT_MOVES, FORMAT_SHARES, LogState, StoredPart
 from penstock.log.views import check_queue, known_queue
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
@@ -129,7 +134,7 @@ class Transactions:
         for name, batch in parts:
             queue = queues[name]
             if batch.moves is not None:
-                batch = self._taken_out(batch, batch.moves, fates, work, now_us)
+                batch = batch.picked(self._take_out(batch.source, batch.moves, fates, work, now_us))
                 if not len(batch):
                     continue
             if batch.repairs is None:
@@ -149,11 +154,12 @@ class Transactions:
         self._answer(receipt, self._end(key, work, "", now_us))
         return fates
 
-    def _taken_out(
-        self, batch: Batch, offsets: "array[int]", fates: list[tuple[str, Fate]], work: "_Work", now_us: int
-    ) -> Batch:
-        """What of a batch its source gives away; the rows that say so are in the transaction."""
-        source = self._state.queues[batch.source]
+    def _take_out(
+        self, name: str, offsets: "array[int]", fates: list[tuple[str, Fate]], work: "_Work", now_us: int
+    ) -> list[tuple[int, int]]:
+        """Which of these, by ranges of their numbers, a queue gives away; the rows that say so are in the
+        transaction."""
+        source = self._state.queues[name]
         found, rows = source.take_out([(first, end) for _, first, end in runs_of(offsets)], Reason.OPERATOR)
         if found:
             work.blocks.append(self._sealer.settlement_block(source, rows, now_us, FLAG_PART))
@@ -162,9 +168,8 @@ class Transactions:
         for fate in found:
             row = bisect_left(offsets, fate.first)
             taken.append((row, row + fate.end - fate.first))
-            fates.append((batch.source, fate))
-        taken.sort()
-        return batch.picked(taken)
+            fates.append((name, fate))
+        return sorted(taken)
 
     def commit(
         self,
@@ -176,13 +181,15 @@ class Transactions:
         shares: Shares | None = None,
         *,
         decided: bool = False,
+        rows: Rows = None,
     ) -> Generator[None, None, None]:
         """What is staged under these ids becomes messages, in this order, all of it or nothing, once.
 
         All stages of the key are over with it. Where it is committed already, nothing changes: the answer
         says what is remembered of the contents, and what the stages bring that are asked for.
         Of one that an earlier version has begun, the stages are the rest, which no `max-bytes` holds up; nor
-        does it where another log has `decided`. `shares`: what other logs have of it.
+        does it where another log has `decided`, perhaps about some `rows` of them. `shares`: what other logs
+        have of it.
 
         To be gone through, in turns of the loop: there may be very many dead letters to redrive.
         """
@@ -190,7 +197,7 @@ class Transactions:
             yield
         self._under_way.add(key)
         try:
-            yield from self._commit(key, stage_ids, now_us, receipt, begun, shares, decided)
+            yield from self._commit(key, stage_ids, now_us, receipt, begun, shares, decided, rows)
         finally:
             self._under_way.remove(key)
 
@@ -203,6 +210,7 @@ class Transactions:
         begun: Begun,
         shares: Shares | None,
         decided: bool,
+        rows: Rows,
     ) -> Iterator[None]:
         state, segments = self._state, self._state.segments
         if self._answer_repeated(key, stage_ids, receipt):
@@ -224,6 +232,8 @@ class Transactions:
         can_be_made = False
         try:
             parts = self._parts(key, stage_ids, decided=decided)
+            if rows is not None:
+                parts = self._picked(parts, rows)
             for part, letters in self._letters(parts, decided=decided):
                 redrive = Redrive(state.queues[part.queue], letters, key)
                 redrives.append((part, redrive))
@@ -283,7 +293,7 @@ class Transactions:
             text = Fingerprint.of_totals(key, totals).text(shares.stages)
         elif not steps and not decided:
             text = Fingerprint.of_totals(key, self._totals(stage_ids)).text(stage_ids)
-        done = self._end(key, work, text, now_us, shares)
+        done = self._end(key, work, text, now_us, shares.shards if shares is not None else None)
         if redrives:
             state.redriving += 1
             self._committer.push()
@@ -325,6 +335,30 @@ class Transactions:
         self._sealer.announce(FORMAT_SHARES)
         self._sealer.control({"op": "prepared", "key": key, "attempt": attempt}, now_us)
         return self._totals(stage_ids)
+
+    def move(
+        self,
+        key: str,
+        attempt: str,
+        source: str,
+        offsets: "array[int]",
+        stages: dict[str, list[str]],
+        now_us: int,
+        receipt: TransactionReceipt,
+    ) -> list[Fate]:
+        """These leave their queue, as far as nobody holds them, and are messages of another log from now on,
+        which has them as such stages."""
+        if self._attempts.get(key) != attempt:
+            raise AttemptOver(f"another attempt to move messages of queue {source!r} has begun meanwhile")
+        known_queue(self._state, source)
+        self._committer.check_room(self._state.gathered_bytes + HEADER_BYTES * (len(offsets) + 2))
+        self._seal_all(now_us)
+        work = _Work()
+        fates: list[tuple[str, Fate]] = []
+        taken = self._take_out(source, offsets, fates, work, now_us)
+        done = self._end(key, work, "", now_us, stages, taken)
+        self._answer(receipt, done._replace(rows=taken))
+        return [fate for _, fate in fates]
 
     def unprepare(self, key: str, attempt: str, now_us: int) -> None:
         """This attempt is over, and nothing was decided."""
@@ -376,6 +410,21 @@ class Transactions:
         stages = dict.fromkeys(self._stage(key, stage_id, decided=decided) for stage_id in stage_ids)
         found = [part for stage in stages for part in stage.parts]
         return [part for part in found if not self._is_gone(part.queue, part.identity)]
+
+    def _picked(self, parts: Sequence[StagePart], rows: Sequence[Sequence[int]]) -> list[StagePart]:
+        """Of these, what has such numbers, counted over all of them."""
+        segments = self._state.segments
+        found: list[StagePart] = []
+        before = 0
+        for part in parts:
+            count = part.end - part.first
+            for lo, hi in rows:
+                first, end = part.first + max(lo - before, 0), part.first + min(hi - before, count)
+                if first < end:
+                    size = segments.bytes_of(segments.stage_queue, [(first, end)])
+                    found.append(part._replace(first=first, end=end, payload_bytes=size))
+            before += count
+        return found
 
     def _stage(self, key: str, stage_id: str, *, decided: bool) -> Stage:
         stage = self._state.stages.find(stage_id)
@@ -524,7 +573,13 @@ class Transactions:
         return is_all
 
     def _end(
-        self, key: str, work: "_Work", fingerprint: str, now_us: int, shares: Shares | None = None
+        self,
+        key: str,
+        work: "_Work",
+        fingerprint: str,
+        now_us: int,
+        shards: dict[str, list[str]] | None = None,
+        rows: Rows = None,
     ) -> TransactionDone:
         """All blocks and their end into one segment, one behind the other."""
         state = self._state
@@ -534,9 +589,11 @@ class Transactions:
             fields |= {"step": steps, "last": True}
         if fingerprint:
             fields["fingerprint"] = fingerprint
-        if shares is not None:
-            fields["shards"] = shares.shards
-            self._sealer.announce(FORMAT_SHARES)
+        if shards is not None:
+            fields["shards"] = shards
+            self._sealer.announce(FORMAT_SHARES if rows is None else FORMAT_MOVES)
+        if rows is not None:
+            fields["rows"] = rows
         for block in work.blocks:
             self._sealer.announce(block.format)
         control = control_parts(fields)
@@ -556,8 +613,8 @@ class Transactions:
             stored = state.remember_step(key, Step(steps, last=True), stored, fingerprint)
         elif key:
             state.remember(key, stored, fingerprint)
-        if shares is not None:
-            state.decisions[key] = Decision(shares.shards, None)
+        if shards is not None:
+            state.decisions[key] = Decision(shards, None, rows)
             self._attempts.pop(key, None)
         told = [self._stored(part) for part in stored]
         return TransactionDone(key, told, False, work.redriven, fingerprint)

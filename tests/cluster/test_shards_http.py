@@ -1,5 +1,6 @@
 """The HTTP API of a cluster with several logs: every front-end answers for all of them."""
 
+import itertools
 import json
 import signal
 import socket
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.client import ConnectionLost, connect
+from penstock.model.shards import shard_of
 from tests.cluster.processes import FrontEnd, Site, site
 from tests.cluster.test_shards import SHARDS, queues_of_all
 from tests.http.api import NDJSON, Api, Reply
@@ -312,16 +315,111 @@ def test_a_transaction_is_whole_whoever_is_killed(tmp_path: Path, dies: str) -> 
             assert found == sorted(f"batch/{number}" for number in range(40))
 
 
-def test_messages_are_not_copied_into_the_log_of_another_queue(pair: Site) -> None:
-    """Where nobody who asks for that queue would find them."""
-    one, another = fill(pair, "copied", 1)[:2]
-    for front in pair.fronts:
-        for what in ("copy", "move"):
-            body = {"to": another, "state": ["ready"]}
-            refused = ask(front, "POST", f"/v1/queues/{one}/{what}", body)
-            assert (refused.status, refused.json["type"]) == (409, "urn:penstock:conflict")
-            assert another in refused.json["detail"]
-        assert [it["ready"] for it in front.ask("/v1/queues?match=copied*")["queues"]] == [1] * SHARDS
+def payloads(front: FrontEnd, queue: str) -> list[str]:
+    """Of what is living there."""
+    lines = ask(front, "GET", f"/v1/queues/{queue}/search", state="ready,held,dead,delayed").body.splitlines()
+    return [it["value"] for it in map(json.loads, lines) if "value" in it]
+
+
+def test_messages_are_copied_and_moved_between_logs(pair: Site) -> None:
+    """Wherever both are led, and whoever is asked."""
+    queues = fill(pair, "copied", 4)
+    for number, (one, another) in enumerate(itertools.permutations(queues, 2)):
+        front = pair.fronts[number % 2]
+        there = f"{another}.of.{one}"
+        while shard_of(there, SHARDS) != shard_of(another, SHARDS):
+            there += "x"
+        body = {"to": there, "offsets": [1, 2]}
+        for repeated in (0, 2):  # The same call again copies nothing twice.
+            reply = api_ask(front, f"/v1/queues/{one}/copy", body, {"Idempotency-Key": "once"})
+            assert (reply.status, reply.json["copied"], reply.json["repeated"]) == (200, 2, repeated), reply
+            assert reply.json["ranges"] == [[0, 2]]
+        assert payloads(front, there) == ["1", "2"]
+        for moved in (2, 0):
+            reply = ask(front, "POST", f"/v1/queues/{there}/move", {"to": f"{one}.back", "state": ["ready"]})
+            assert (reply.status, reply.json["moved"]) == (200, moved), reply
+        assert payloads(front, there) == []
+    for one in queues:
+        assert sorted(payloads(pair.fronts[0], f"{one}.back")) == ["1", "1", "1", "2", "2", "2"]
+        assert payloads(pair.fronts[1], one) == ["0", "1", "2", "3"]
+
+
+def api_ask(front: FrontEnd, path: str, body: Any, headers: dict[str, str]) -> Reply:
+    with Api(front.ports["http"]) as api:
+        return api.ask("POST", path, json.dumps(body).encode(), headers)
+
+
+def test_what_somebody_holds_does_not_move_to_another_log(pair: Site) -> None:
+    one, another = fill(pair, "held", 4)[:2]
+    here, there = pair.fronts
+    taken = ask(here, "POST", f"/v1/queues/{one}/take", max=2).json["messages"]
+    moved = ask(there, "POST", f"/v1/queues/{one}/move", {"to": another, "ranges": [[0, 4]]}).json
+    assert (moved["selected"], moved["moved"], moved["held_ranges"]) == (4, 2, [[0, 2]])
+    assert payloads(here, another) == ["0", "1", "2", "3", "2", "3"]
+    settled = ask(there, "POST", f"/v1/queues/{one}/settle", {"ack": [it["id"] for it in taken]}).json
+    assert settled["ack"] == 2
+    assert payloads(there, one) == []
+    dry = ask(here, "POST", f"/v1/queues/{another}/move", {"to": one, "state": ["ready"], "dry_run": True})
+    assert (dry.json["selected"], dry.json["moved"]) == (6, 0)
+    assert ask(here, "POST", f"/v1/queues/{another}/move", {"to": "\ud800", "state": ["ready"]}).status == 400
+
+
+def test_commands_copy_and_move_between_logs(pair: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    one, another = fill(pair, "typed", 2)[:2]
+    url = ["--url", f"http://127.0.0.1:{pair.fronts[1].ports['http']}"]
+    assert main(["copy", one, "--to", another, "--offsets", "0", *url]) == 0
+    assert main(["move", one, "--to", another, "--state", "ready", *url]) == 0
+    capsys.readouterr()
+    assert payloads(pair.fronts[0], another) == ["0", "1", "0", "0", "1"]
+    assert payloads(pair.fronts[0], one) == []
+
+
+@pytest.mark.parametrize("dies", some(["source", "target", "both"], "both"))
+def test_messages_that_move_are_there_once_whoever_is_killed(tmp_path: Path, dies: str) -> None:
+    """Back and forth between two logs, while front-ends are killed and started again."""
+    messages = 3000
+    with site(tmp_path, nodes=1, fronts=2, shards=SHARDS) as running:
+        running.balanced()
+        leaders = running.leaders(running.fronts[0])
+        queues = queues_of_all("moved")
+        one, another = (next(it for it, led in zip(queues, leaders, strict=True) if led == x) for x in "ab")
+        here, there = running.fronts
+        rows = b"".join(b'{"value": "%d"}\n' % number for number in range(messages))
+        with Api(here.ports["http"]) as api:
+            assert api.ask("POST", f"/v1/queues/{one}/batch", rows, {"Content-Type": NDJSON}).status == 200
+        done: list[int] = []
+
+        def goes_on() -> None:
+            for number in range(6):
+                source, target = ((one, another), (another, one))[number % 2]
+                until(lambda it=(source, target): moved(*it), "all to be moved", 60)  # type: ignore[misc]
+                done.append(number)
+
+        def moved(source: str, target: str) -> bool:
+            """Whether nothing is left there."""
+            for front in running.fronts:
+                try:
+                    reply = ask(
+                        front, "POST", f"/v1/queues/{source}/move", {"to": target, "state": ["ready"]}
+                    )
+                    if reply.status == 200 and not reply.json["selected"]:
+                        return bool(ask(front, "GET", f"/v1/queues/{target}").json["ready"] == messages)
+                except (OSError, HTTPException, KeyError):
+                    pass
+            return False
+
+        thread = threading.Thread(target=goes_on)
+        thread.start()
+        until(lambda: bool(done), "the first to be moved")
+        for front in {"source": [here], "target": [there], "both": [here, there]}[dies]:
+            front.signal(signal.SIGKILL)
+            front.wait()
+            front.start()
+        thread.join(120)
+        assert done == list(range(6))
+        for queue, count in ((one, messages), (another, 0)):
+            found = sorted(map(int, payloads(here, queue)))
+            assert found == list(range(count))
 
 
 def test_what_is_about_a_front_end_is_said_by_each(pair: Site) -> None:

@@ -4,13 +4,14 @@ Which messages these are is found by a walk in a thread, as a search finds them 
 done to them is done by the first process, in slices, each of which is durable before the next one begins.
 
     copy        messages of a slice are sent to the other queue in one transaction
-    move        the same transaction withdraws the originals: the log has both, or neither
+    move        the same transaction withdraws the originals: the log has both, or neither. Where the other
+                queue is in another log: `sharding/moving.py`
     withdraw    what nobody holds is taken out, with the reason `operator`
 
 Rules that always hold:
   * Nothing is taken out of anybody's hands: what somebody holds stays, and is told.
-  * A moved message is in one of the two queues at any moment, whatever crashes: never in both, nor in none.
-    Made again, the same call moves what is left.
+  * A moved message is in one of the two queues at any moment, whatever crashes: never in both, nor in none,
+    but for a moment on its way to another log. Made again, the same call moves what is left.
   * A copy has the payload and the headers. What lives also takes along what is left of its TTL, its retry
     counter and its delay. It is a new message, with an id and a history of its own; a request becomes a plain
     message, and who waits for its answer is told that there will be none, where it was moved.
@@ -41,12 +42,14 @@ from penstock.http.reading.letters import Range, Ranges, merged, parted
 from penstock.http.reading.pool import Stream
 from penstock.http.reading.search import Found, Item, Missing, Place, Search, Spans, Wanted
 from penstock.http.route import IDENTITY, QUEUE, Body, Field, Route
+from penstock.http.sharding.moving import move as move_between
 from penstock.http.stages.idempotency import HEADER, KEY
 from penstock.http.where.condition import TooLong
 from penstock.log.errors import QueueDeleted
 from penstock.log.reader import LogReader
 from penstock.model.batch import RETRIES_NONE, Batch
 from penstock.model.rights import NOBODY, Right
+from penstock.model.shards import shard_of
 from penstock.model.timers import SECOND_US
 
 OFFSETS_MAX: Final = 10_000
@@ -315,18 +318,39 @@ class _Sending(_Act):
         if self._moves:
             batch.moves = array("q", [item.row.offset for item in some])
             batch.source, batch.identity = self.queue, self.identity
+        logs = self.site.logs
+        if self._moves and logs is not None and shard_of(self._to, logs.count) != self.site.shard:
+            moved = await move_between(logs, self._to, batch)
+            self.done += moved.messages
+            if moved.stored is None:
+                raise Problem(
+                    "unavailable",
+                    f"{moved.messages} messages have left queue {self.queue!r}, and come to {self._to!r} as "
+                    f"soon as its log can store them; {self.so_far()}, with these",
+                    headers={"Retry-After": "1"},
+                )
+            self._tell(moved.stored)
+            return
         key = self._slice_key(some[0].row.offset)
         fields, buffers = pack_batch(batch)
         asked = {"key": key, "parts": [{"queue": self._to, "batch": fields}]}
-        done = (await self.site.link.call("transact", asked, *buffers)).fields
-        count = 0
-        for _, first, end, _ in done["stored"]:
-            count += end - first
-            if len(self.there) < 2 * TOLD_MAX:
-                self.there = merged([*self.there, Range(first, end)])
+        if logs is None:
+            done = (await self.site.link.call("transact", asked, *buffers)).fields
+        else:
+            done = await logs.send(shard_of(self._to, logs.count), "transact", asked, *buffers)
+        count = self._tell(done["stored"])
         self.done += count
         if done["repeated"]:
             self.repeated += count
+
+    def _tell(self, stored: Sequence[Sequence[Any]]) -> int:
+        """Messages are there; how many."""
+        count = 0
+        for _, first, end, *_ in stored:
+            count += end - first
+            if len(self.there) < 2 * TOLD_MAX:
+                self.there = merged([*self.there, Range(first, end)])
+        return count
 
     def _slice_key(self, offset: int) -> str:
         if not self._key:

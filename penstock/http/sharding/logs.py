@@ -26,11 +26,12 @@ from penstock.http.sharding.others import Asked, Others, unreachable
 from penstock.http.sharding.transactions import Answers, Doubts
 from penstock.http.site import Site
 from penstock.http.stages.stages import Parts
+from penstock.log.fingerprint import KIND
 
 PATH: Final = "/v1/logs"
 CALLS: Final = frozenset(
     {"begin", "prepare", "unprepare", "attempt", "commit", "finish", "abort", "transaction", "totals"}
-    | {"doubts", "queue", "stage"}
+    | {"doubts", "queue", "stage", "transact", "move"}
 )
 CALL_SECONDS: Final = 40.0
 """Longer than the other side gives its own first process."""
@@ -38,7 +39,7 @@ CALL_SECONDS: Final = 40.0
 BODY_MORE: Final = 4
 """A part of a stage takes at most so many times what its messages took in the body of a request."""
 
-_OF_DOUBTS: Final = frozenset(("prepare", "commit"))
+_OF_DOUBTS: Final = frozenset(("prepare", "commit", "move"))
 
 
 class ClusterLogs:
@@ -76,17 +77,23 @@ class ClusterLogs:
             answers |= told
         return answers
 
-    async def stage(self, shard: int, key: str, parts: Parts, alias: str) -> Fields:
+    async def stage(self, shard: int, key: str, parts: Parts, alias: str, kind: str = KIND) -> Fields:
         """See `transactions.Logs`."""
         site = self._sites.get(shard)
         if site is not None:
-            return await site.stages.stage(key, parts, alias)
-        _, elsewhere, answers = self._sort((shard,))
+            return await site.stages.stage(key, parts, alias, kind)
         packed, buffers = pack_batches([batch for _, batch in parts])
         named = [{"queue": queue, "batch": it} for (queue, _), it in zip(parts, packed, strict=True)]
-        fields = {"key": key, "alias": alias, "parts": named}
+        fields = {"key": key, "kind": kind, "alias": alias, "parts": named}
+        return await self.send(shard, "stage", fields, *buffers)
+
+    async def send(self, shard: int, name: str, fields: Fields, *buffers: Buffer) -> Fields:
+        """See `transactions.Logs`."""
+        here, elsewhere, answers = self._sort((shard,))
+        for its_shard in here:
+            answers = await self._here(name, {its_shard: fields}, *buffers)
         for leader in elsewhere:
-            answers |= await self._there(leader, "stage", {shard: fields}, *buffers)
+            answers |= await self._there(leader, name, {shard: fields}, *buffers)
         answer = answers[shard]
         if isinstance(answer, PenstockError):
             raise answer
@@ -107,17 +114,19 @@ class ClusterLogs:
                 elsewhere.setdefault(leader, []).append(shard)
         return here, elsewhere, nowhere
 
-    async def _here(self, name: str, fields: Mapping[int, Fields]) -> Answers:
+    async def _here(self, name: str, fields: Mapping[int, Fields], *body: Buffer) -> Answers:
         answers = await asyncio.gather(
-            *(self._one(name, self._sites[shard], shard, its) for shard, its in fields.items())
+            *(self._one(name, self._sites[shard], shard, its, *body) for shard, its in fields.items())
         )
         return dict(zip(fields, answers, strict=True))
 
-    async def _one(self, name: str, site: Site, shard: int, fields: Fields) -> Fields | PenstockError:
+    async def _one(
+        self, name: str, site: Site, shard: int, fields: Fields, *body: Buffer
+    ) -> Fields | PenstockError:
         if name in _OF_DOUBTS:
             self.doubts.look_at(shard)
         try:
-            return (await site.link.call(name, fields)).fields
+            return (await site.link.call(name, fields, *body)).fields
         except (CallRefused, Problem) as refusal:
             return refusal
 
@@ -156,7 +165,7 @@ class ClusterLogs:
             if name == "stage":
                 answers = await self._staged(frame, fields)
             else:
-                answers = await self._here(name, fields)
+                answers = await self._here(name, fields, frame.body)
         finally:
             reading.let_go()
         told = [(shard, _told(answer)) for shard, answer in answers.items()]
@@ -170,7 +179,8 @@ class ClusterLogs:
             batch, at = unpack_batch(part["batch"], frame.body, at)
             parts.append((part["queue"], batch))
         try:
-            return {shard: await self._sites[shard].stages.stage(its["key"], parts, its["alias"])}
+            stages = self._sites[shard].stages
+            return {shard: await stages.stage(its["key"], parts, its["alias"], its["kind"])}
         except (CallRefused, Problem) as refusal:
             return {shard: refusal}
 

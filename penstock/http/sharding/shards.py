@@ -80,6 +80,7 @@ class Shards:
         its = {**self._hello, "data": opened[0], "shard": shard}
         site = Site(link, its, self._base.held)
         site.guard, site.has_pages = self._base.guard, self._base.has_pages
+        site.logs = self._gate.logs
         if self._base.stopping.is_set():
             site.stopping.set()
         try:

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
-from penstock.control.frames import Fields
+from penstock.control.frames import Buffer, Fields
 from penstock.errors import PenstockError
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
@@ -39,6 +39,7 @@ from penstock.http.stages.stages import (
     unknown_transaction,
 )
 from penstock.log.fingerprint import KIND, Fingerprint
+from penstock.log.results import Rows
 from penstock.model.shards import shard_of
 
 ATTEMPTS: Final = 5
@@ -72,8 +73,11 @@ class Logs(Protocol):
     async def call(self, name: str, fields: Mapping[int, Fields]) -> Answers:
         """Ask some of them, by their numbers, each its own."""
 
-    async def stage(self, shard: int, key: str, parts: Parts, alias: str) -> Fields:
+    async def stage(self, shard: int, key: str, parts: Parts, alias: str, kind: str = KIND) -> Fields:
         """Stage a part in one of them."""
+
+    async def send(self, shard: int, name: str, fields: Fields, *buffers: Buffer) -> Fields:
+        """Ask one of them, with what comes along."""
 
 
 class ShardedStages:
@@ -118,7 +122,7 @@ class ShardedStages:
         its_key = KIND + key
         home = self._shard(its_key)
         begun = await self._one(home, "begin", {"key": its_key})
-        found = _all(await self._every("totals", {"key": its_key, "stages": stage_ids}))
+        found = all_told(await self._every("totals", {"key": its_key, "stages": stage_ids}))
         by_shard, totals = _where(stage_ids, found)
         if begun["attempt"] is None:
             stored = await self._finished(its_key, begun)
@@ -156,7 +160,7 @@ class ShardedStages:
         return Committed(ranges_of(stored), False)
 
     async def queues(self, key: str, stage_ids: Sequence[str]) -> list[str]:
-        found = _all(await self._every("totals", {"key": KIND + key, "stages": stage_ids}))
+        found = all_told(await self._every("totals", {"key": KIND + key, "stages": stage_ids}))
         return sorted(set(chain.from_iterable(it["queues"] for it in found.values())))
 
     async def identity(self, queue: str) -> str:
@@ -171,11 +175,11 @@ class ShardedStages:
         try:
             if (await self._one(home, "begin", {"key": its_key}))["attempt"] is None:
                 return True
-            standing = _all(await self._every("transaction", {"key": its_key}))
+            standing = all_told(await self._every("transaction", {"key": its_key}))
             for shard, its in standing.items():
                 for attempt in its["prepared"]:
                     await end_doubt(self._logs, shard, its_key, attempt)
-            _all(await self._every("abort", {"key": its_key}))
+            all_told(await self._every("abort", {"key": its_key}))
             # Another one may have begun since, and have been decided before its log was told.
             return (await self._one(home, "transaction", {"key": its_key}))["stored"] is not None
         except CallRefused as refusal:
@@ -184,7 +188,7 @@ class ShardedStages:
     async def standing(self, key: str) -> tuple[list[Fields] | None, list[Fields]]:
         """As `Stages.standing`."""
         its_key = KIND + key
-        found = _all(await self._every("transaction", {"key": its_key}))
+        found = all_told(await self._every("transaction", {"key": its_key}))
         home = found.pop(self._shard(its_key))
         others = home["decision"] and home["decision"]["stored"]
         if others is None:
@@ -210,7 +214,9 @@ class ShardedStages:
             return list(begun["stored"])
         others = decision["stored"]
         if others is None:
-            others = await store_shares(self._logs, key, self._shard(key), _shares(decision))
+            others = await store_shares(
+                self._logs, key, self._shard(key), _shares(decision), decision["rows"]
+            )
         return [*begun["stored"], *others]
 
     async def _prepare(self, key: str, attempt: str, by_shard: Mapping[int, list[str]]) -> list[Any]:
@@ -218,7 +224,7 @@ class ShardedStages:
         fields = {shard: {"key": key, "attempt": attempt, "stages": its} for shard, its in by_shard.items()}
         answers = await self._logs.call("prepare", fields)
         try:
-            told = _all(answers)
+            told = all_told(answers)
         except PenstockError:
             await self._unprepare(key, attempt, by_shard)
             raise
@@ -234,21 +240,29 @@ class ShardedStages:
         return shard_of(name, self._logs.count)
 
     async def _one(self, shard: int, name: str, fields: Fields) -> Fields:
-        return _all(await self._logs.call(name, {shard: fields}))[shard]
+        return all_told(await self._logs.call(name, {shard: fields}))[shard]
 
     async def _every(self, name: str, fields: Fields) -> Answers:
         return await self._logs.call(name, dict.fromkeys(range(self._logs.count), fields))
 
 
 async def store_shares(
-    logs: Logs, key: str, home: int, shares: Mapping[int, Sequence[str]], *, waits: bool = True
+    logs: Logs,
+    key: str,
+    home: int,
+    shares: Mapping[int, Sequence[str]],
+    rows: Rows = None,
+    *,
+    waits: bool = True,
 ) -> list[Any]:
     """What the log of the key has decided is stored in all others, and it is told so; where that is."""
     stored: dict[int, list[Any]] = {}
     left = dict(shares)
     until = asyncio.get_running_loop().time() + (FINISH_SECONDS if waits else 0)
     while left:
-        fields = {it: {"key": key, "stages": list(its), "decided": True} for it, its in left.items()}
+        fields: dict[int, Fields] = {
+            it: {"key": key, "stages": list(its), "decided": True, "rows": rows} for it, its in left.items()
+        }
         refused = None
         for shard, answer in (await logs.call("commit", fields)).items():
             if isinstance(answer, PenstockError):
@@ -277,11 +291,12 @@ async def end_doubt(logs: Logs, shard: int, key: str, attempt: str) -> None:
     """Ask what became of an attempt that a log is prepared for, and do so."""
     home = shard_of(key, logs.count)
     asked = {"key": key, "attempt": attempt, "of": shard}
-    stages = _all(await logs.call("attempt", {home: asked}))[home]["stages"]
-    if stages is None:
-        _all(await logs.call("unprepare", {shard: {"key": key, "attempt": attempt}}))
+    told = all_told(await logs.call("attempt", {home: asked}))[home]
+    if told["stages"] is None:
+        all_told(await logs.call("unprepare", {shard: {"key": key, "attempt": attempt}}))
     else:
-        _all(await logs.call("commit", {shard: {"key": key, "stages": stages, "decided": True}}))
+        its = {"key": key, "stages": told["stages"], "decided": True, "rows": told["rows"]}
+        all_told(await logs.call("commit", {shard: its}))
 
 
 class Doubts:
@@ -323,7 +338,7 @@ class Doubts:
         if not self._is_led(shard):
             self._shards.discard(shard)
             return
-        told = _all(await self._logs.call("doubts", {shard: {}}))[shard]
+        told = all_told(await self._logs.call("doubts", {shard: {}}))[shard]
         now = asyncio.get_running_loop().time()
         seen = [(shard, key, attempt) for key, attempt in told["prepared"]]
         seen += [(shard, key, "") for key in told["unfinished"]]
@@ -354,10 +369,10 @@ class Doubts:
             await end_doubt(self._logs, shard, key, attempt)
             log.info("transaction %r: log %d has asked what became of it, and goes by that", name, shard)
             return
-        begun = _all(await self._logs.call("begin", {shard: {"key": key}}))[shard]
+        begun = all_told(await self._logs.call("begin", {shard: {"key": key}}))[shard]
         decision = begun["decision"]
         if decision is not None and decision["stored"] is None:
-            await store_shares(self._logs, key, shard, _shares(decision), waits=False)
+            await store_shares(self._logs, key, shard, _shares(decision), decision["rows"], waits=False)
             log.info("transaction %r, which log %d has decided, is stored in all others now", name, shard)
 
 
@@ -384,7 +399,7 @@ def _shares(decision: Fields) -> dict[int, list[str]]:
     return {int(shard): its for shard, its in decision["shards"].items()}
 
 
-def _all(answers: Answers) -> dict[int, Fields]:
+def all_told(answers: Answers) -> dict[int, Fields]:
     """All answers, where none is a no."""
     told: dict[int, Fields] = {}
     for shard, answer in answers.items():

@@ -93,10 +93,11 @@ class Stages:
 
     # --- what is done ----------------------------------------------------------------------------
 
-    async def stage(self, key: str, parts: Parts, alias: str = "") -> Fields:
-        """Keep a part of a transaction; it is synced when this returns. `alias`: another id for it."""
+    async def stage(self, key: str, parts: Parts, alias: str = "", kind: str = KIND) -> Fields:
+        """Keep a part of a transaction; it is synced when this returns. `alias`: another id for it; `kind`:
+        what the log has before the key."""
         await self._old.check(key)
-        return await self._stage(key, parts, alias)
+        return await self._stage(key, parts, alias, kind)
 
     async def commit(self, key: str, stage_ids: Sequence[str]) -> Committed:
         """Store exactly these stages, once. Answered when they are durable."""
@@ -140,17 +141,18 @@ class Stages:
         fields: Fields | None = None,
         parts: Parts = (),
         seconds: float = CALL_SECONDS,
+        kind: str = KIND,
     ) -> Fields:
         """Its answer about a key, which the log has with what all keys of transactions begin with."""
         packed, buffers = pack_batches([batch for _, batch in parts])
         named = [{"queue": queue, "batch": it} for (queue, _), it in zip(parts, packed, strict=True)]
-        said = {"key": KIND + key, "parts": named, **(fields or {})}
+        said = {"key": kind + key, "parts": named, **(fields or {})}
         try:
             return (await self._link.call(name, said, *buffers, seconds=seconds)).fields
         except CallRefused as refusal:
             raise as_told(key, refusal) from None
 
-    async def _stage(self, key: str, parts: Parts, was: str = "") -> Fields:
+    async def _stage(self, key: str, parts: Parts, was: str = "", kind: str = KIND) -> Fields:
         """What it has, and under which id. `was`: its id in an earlier version."""
         totals = await asyncio.to_thread(_totals, key, parts)
         size = sum(
@@ -167,10 +169,10 @@ class Stages:
             pieces = _pieces(parts)
             piece = next(pieces)
             for following in pieces:
-                await self._call("stage", key, {"number": number, "more": True}, piece)
+                await self._call("stage", key, {"number": number, "more": True}, piece, kind=kind)
                 piece = following
             fields = {"number": number, "totals": totals, "was": was}
-            done = await self._call("stage", key, fields, piece, CALL_SECONDS + size / SLOW_BYTES)
+            done = await self._call("stage", key, fields, piece, CALL_SECONDS + size / SLOW_BYTES, kind)
         except BaseException:
             self._forget(number)
             raise

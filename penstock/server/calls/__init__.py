@@ -2,7 +2,7 @@
 
     messages        append, take, untake, settle
     transactions    transact; stage, commit, abort, transaction; of several logs: begin, prepare, unprepare,
-                    attempt, finish, doubts, totals
+                    attempt, move, finish, doubts, totals
     queues          queues, queue, states; pause, purge, redrive, withdraw, delete
     readers         hold_reader, release_reader, readers
     clients         connections, connection, end
@@ -41,6 +41,7 @@ CALLS: Final[dict[str, Handler]] = {
     "prepare": transactions.prepare,
     "unprepare": transactions.unprepare,
     "attempt": transactions.attempt,
+    "move": transactions.move,
     "finish": transactions.finish,
     "doubts": transactions.doubts,
     "totals": transactions.totals,

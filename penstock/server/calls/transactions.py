@@ -3,7 +3,7 @@ of each log about one that has stages in several (`log/transactions.py`)."""
 
 from typing import Final
 
-from penstock.control.batches import unpack_batch
+from penstock.control.batches import read_column, unpack_batch
 from penstock.control.frames import Fields
 from penstock.log.errors import (
     LogError,
@@ -78,9 +78,9 @@ def commit(context: Context, fields: Fields, body: memoryview, answer: Answer) -
     begun = Begun(fields.get("steps", 0), fields.get("fingerprint", ""))
     now_us, receipt = context.server.arrival_us(), _committed(context, answer)
     shares = Shares(**fields["shares"]) if "shares" in fields else None
-    decided = fields.get("decided", False)
+    decided, rows = fields.get("decided", False), fields.get("rows")
     steps = context.operator.commit(
-        fields["key"], fields["stages"], now_us, receipt, begun, shares, decided=decided
+        fields["key"], fields["stages"], now_us, receipt, begun, shares, decided=decided, rows=rows
     )
 
     def take_one() -> None:
@@ -142,11 +142,20 @@ def attempt(context: Context, fields: Fields, body: memoryview, answer: Answer) 
     """What became of an attempt, and what a log has to store for it; the log of the key says so."""
     log, key = context.log, fields["key"]
     if not log.is_decided(key, fields["attempt"]):
-        answer({"stages": None})
+        answer({"stages": None, "rows": None})
         return
     decision = log.decision(key)
     stages = decision.shards.get(str(fields["of"])) if decision is not None else None
-    when_safe(context, answer, {"stages": stages})
+    when_safe(context, answer, {"stages": stages, "rows": decision.rows if decision is not None else None})
+
+
+def move(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """Messages leave their queue, and another log has them; the log that they are in decides."""
+    receipt, queue = _committed(context, answer), fields["queue"]
+    offsets, _ = read_column("q", fields["count"], body, 0)
+    key, attempt, now_us = fields["key"], fields["attempt"], context.server.arrival_us()
+    stages = fields["stages"]
+    context.operator.move(key, attempt, queue, fields["identity"], offsets, stages, now_us, receipt)
 
 
 def finish(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:

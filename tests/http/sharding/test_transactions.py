@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.control.frames import Fields
+from penstock.control.frames import Buffer, Fields
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
 from penstock.http.sharding.transactions import Answers, Doubts, ShardedStages
@@ -81,7 +81,7 @@ class Cluster:
         answers = await asyncio.gather(*(self._one(shard, name, its) for shard, its in fields.items()))
         return dict(zip(fields, answers, strict=True))
 
-    async def _one(self, shard: int, name: str, fields: Fields) -> Any:
+    async def _one(self, shard: int, name: str, fields: Fields, *buffers: Buffer) -> Any:
         if self.before is not None:
             await self.before(shard, name)
         lost = self.on_call(shard, name)
@@ -89,13 +89,19 @@ class Cluster:
             return CallRefused("unavailable", "it was not heard")
         answer: Fields | CallRefused
         try:
-            answer = (await self.rigs[shard].call(name, fields)).fields
+            answer = (await self.rigs[shard].call(name, fields, *buffers)).fields
         except CallRefused as refusal:
             answer = refusal
         return CallRefused("unavailable", "the answer was lost") if lost == "answer" else answer
 
-    async def stage(self, shard: int, key: str, parts: Parts, alias: str) -> Fields:
-        return await self.rigs[shard].stages.stage(key, parts, alias)
+    async def stage(self, shard: int, key: str, parts: Parts, alias: str, kind: str = KIND) -> Fields:
+        return await self.rigs[shard].stages.stage(key, parts, alias, kind)
+
+    async def send(self, shard: int, name: str, fields: Fields, *buffers: Buffer) -> Fields:
+        answer = await self._one(shard, name, fields, *buffers)
+        if isinstance(answer, CallRefused):
+            raise answer
+        return cast(Fields, answer)
 
     async def die(self, logs: Sequence[int]) -> None:
         for shard, rig in enumerate(self.rigs):
