@@ -83,6 +83,7 @@ def _shards(members: Mapping[str, Mapping[str, Any]], claims: Sequence[Claim]) -
                 "term": claim.term,
                 "queues": led[1] if len(led) > 1 else 0,
                 "bytes": led[2] if len(led) > 2 else 0,
+                "log": f"{led[3]:06x}" if len(led) > 3 else "",
                 "behind_bytes": max(led[0] - copied[0], 0) if led and copied else None,
                 "copies": sorted(it for it, facts in members.items() if shard in _warm(facts)),
             }

@@ -147,11 +147,12 @@ class Shard:
         return self.led is not None or time.monotonic() - self._kept_up < WARM_SECONDS
 
     def extent(self) -> list[int]:
-        """Up to where the log goes that is here; where it is led, how many queues and bytes it has."""
+        """Up to where the log goes that is here; where it is led, how many queues and bytes it has, and its
+        number."""
         led = self.led
         if led is None:
             return [self.replica.end]
-        return [led.log.position, led.log.queue_count, led.log.bytes_stored]
+        return [led.log.position, led.log.queue_count, led.log.bytes_stored, led.log.number]
 
     # --- life ------------------------------------------------------------------------------------
 

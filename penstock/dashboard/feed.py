@@ -94,6 +94,7 @@ class Attention:
 
     findings: Sequence[Fields] = ()
     count: int = 0
+    missing: Sequence[str] = ()  # of a cluster with several logs: who does not answer
 
     def of_queue(self, queue: str) -> list[Fields]:
         return [it for it in self.findings if it["queue"] == queue]
@@ -208,6 +209,8 @@ class Feed:
         while True:
             answer = await self._caller.get("/v1/queues", after=after, limit=LIST_ROWS)
             self._put(answer["queues"])
+            if answer.get("missing"):  # What is not told may be there all the same.
+                before.clear()
             for row in answer["queues"]:
                 before.pop(row["name"], None)
             after = answer["next"]
@@ -294,7 +297,8 @@ class Feed:
             if states.get(name) != self.states.get(name) and name in self._rows:
                 self._changed[name] = None
         self.states = states
-        self.attention = Attention(answer["attention"], answer["bad"] + answer["warn"])
+        missing = answer.get("missing", ())
+        self.attention = Attention(answer["attention"], answer["bad"] + answer["warn"], missing)
 
     # --- telling ---------------------------------------------------------------------------------
 

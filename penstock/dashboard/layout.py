@@ -9,14 +9,14 @@ Text is always set as text: nothing here, and nothing in a page, makes HTML of d
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from penstock.control.frames import Fields
-from penstock.dashboard.feed import Attention, Health, Tick
+from penstock.dashboard.feed import Attention, Tick
 from penstock.dashboard.pages import PAGES
 from penstock.dashboard.view import View
 from penstock.model.rights import Right
@@ -73,17 +73,26 @@ def _header(view: View) -> ui.element:
 def _banner(view: View) -> ui.element:
     banner = tag("div", "", "ps-banner", role="alert")
     banner.set_visibility(False)
-    shown = Health()
+    shown = ""
 
     def tick(tick: Tick) -> None:
         nonlocal shown
-        if tick.health != shown:
-            shown = tick.health
-            banner.set_text("" if shown.ready else f"The broker is not ready: {shown.reason}")
-            banner.set_visibility(not shown.ready)
+        said = [] if tick.health.ready else [f"The broker is not ready: {tick.health.reason}."]
+        text = " ".join([*said, *_left_out(tick.attention.missing)])
+        if text != shown:
+            shown = text
+            banner.set_text(text)
+            banner.set_visibility(bool(text))
 
     view.on_tick(tick)
     return banner
+
+
+def _left_out(missing: Sequence[str]) -> Iterator[str]:
+    """Where a list is not whole, and a queue that is not there may be there all the same."""
+    if missing:
+        who = ", ".join(f"front-end {it}" if not it.startswith("shard ") else it for it in missing)
+        yield f"Not everything is shown: no answer from {who}."
 
 
 def _attention(view: View) -> ui.element:

@@ -435,6 +435,11 @@ class Log:
         return self._state.opening
 
     @property
+    def number(self) -> int:
+        """What the ids of all its messages begin with, as six hex digits."""
+        return self._state.log
+
+    @property
     def position(self) -> int:
         """Where the next block goes."""
         return self._committer.position

@@ -6,7 +6,7 @@ is its backend's business: a log in a folder of its own, or one that it shares w
 now on (`Server.move_to`).
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.broker import Broker
 from penstock.log.errors import LogFailed
@@ -58,6 +58,10 @@ class Backend:
     def open_way(self, to: str, caller: str, answer: "Answer") -> None:
         """A connection to the HTTP process of another front-end, handed to our own by its bell."""
         answer.refuse("bug", "there are no other front-ends")
+
+    def cluster_info(self) -> dict[str, Any] | None:
+        """What people see of the cluster; None: there is none."""
+        return None
 
     def facts(self) -> dict[str, object]:
         """What the line says that tells that it is ready."""

@@ -161,6 +161,9 @@ class Control(asyncio.BufferedProtocol):
         if fields["call"] == "way":
             self._server.open_way(fields["to"], fields["caller"], answer)
             return
+        if fields["call"] == "cluster":  # Of a front-end that leads nothing, too.
+            answer({"cluster": self._server.cluster_info()})
+            return
         handler = CALLS.get(fields["call"])
         if handler is None:
             answer.refuse("bug", f"there is no call {fields['call']!r}")

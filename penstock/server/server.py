@@ -36,6 +36,7 @@ from penstock.common.given import SettingsError
 from penstock.common.journal import Journal, log
 from penstock.common.malloc import give_memory_back, keep_freed_memory
 from penstock.common.ready import ready_line
+from penstock.control.frames import Fields
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogError, LogFailed
 from penstock.log.log import Log
@@ -338,6 +339,9 @@ class Server:
     def open_way(self, to: str, caller: str, answer: Answer) -> None:
         """To the HTTP process of another front-end, for ours."""
         self._backend.open_way(to, caller, answer)
+
+    def cluster_info(self) -> Fields | None:
+        return self._backend.cluster_info()
 
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more."""

@@ -5,7 +5,7 @@ import jsonschema_rs
 from penstock.cluster.checks import Finding, Level
 from penstock.cluster.info import cluster_info, nodes_of
 from penstock.cluster.records import Claim
-from penstock.http.api.broker import SCHEMAS
+from penstock.http.api.broker import SCHEMAS, copies_of
 
 STREAM = {
     "cluster": {
@@ -38,17 +38,21 @@ def test_a_stream_of_one_server_says_nothing_of_nodes() -> None:
 
 def test_of_each_shard_it_says_who_stands_by_and_how_far() -> None:
     members: dict[str, dict[str, object]] = {
-        "a": {"warm": [0, 1], "logs": {"0": [5000, 3, 4096], "1": [700]}},
-        "b": {"warm": [1], "logs": {"0": [4000], "1": [900, 1, 900]}},
+        "a": {"warm": [0, 1], "logs": {"0": [5000, 3, 4096, 0xABC], "1": [700]}},
+        "b": {"warm": [1], "logs": {"0": [4000], "1": [900, 1, 900]}},  # as earlier versions said it
     }
     claims = [Claim("a", 1), Claim("b", 7)]
     picture = cluster_info(name="eu", own="b", members=members, claims=claims, streams={}, findings=[])
     jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), picture)
     assert picture["this"] == "b"
-    names = ("leader", "standby", "term", "queues", "bytes", "behind_bytes", "copies")
+    names = ("leader", "standby", "term", "queues", "bytes", "behind_bytes", "log", "copies")
     assert [[it[name] for name in names] for it in picture["shards"]] == [
-        ["a", "b", 1, 3, 4096, 1000, ["a"]],
-        ["b", "a", 7, 1, 900, 200, ["a", "b"]],
+        ["a", "b", 1, 3, 4096, 1000, "000abc", ["a"]],
+        ["b", "a", 7, 1, 900, 200, "", ["a", "b"]],
+    ]
+    assert copies_of(picture) == [
+        {"shard": 0, "role": "standby", "behind_bytes": 1000},
+        {"shard": 1, "role": "leader", "behind_bytes": 200},
     ]
 
 
@@ -80,6 +84,7 @@ def test_the_picture_is_what_the_api_promises() -> None:
         "queues": 0,
         "bytes": 0,
         "behind_bytes": None,
+        "log": "",
         "copies": ["f1"],
     }
     assert picture["checks"][1] == {"name": "sync", "level": "warn", "text": "who knows", "advice": "ask"}

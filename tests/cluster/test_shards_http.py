@@ -443,6 +443,68 @@ def test_what_is_about_a_front_end_is_said_by_each(pair: Site) -> None:
         assert ask(front, "POST", "/v1/cuts", b"nonsense").status == 400
 
 
+def test_each_says_how_far_its_copies_are(pair: Site) -> None:
+    """Of what it leads, and of what it stands by for."""
+    for front in pair.fronts:
+        cluster = front.ask("/v1/engine")["cluster"]
+        wanted = [(it["leader"] == cluster["this"], 0) for it in cluster["shards"]]
+
+        def told(front: FrontEnd = front) -> list[tuple[bool, int]]:
+            return [(it["role"] == "leader", it["behind_bytes"]) for it in front.ask("/readyz")["copies"]]
+
+        until(lambda told=told, wanted=wanted: told() == wanted, "all to be copied")  # type: ignore[misc]
+
+
+def test_an_id_says_its_log(pair: Site) -> None:
+    for shard, queue in enumerate(fill(pair, "named", 1)):
+        (found,) = ask(pair.fronts[0], "GET", f"/v1/queues/{queue}/messages").json["messages"]
+        for front in pair.fronts:
+            until(lambda front=front: all(logs_of(front)), "all leaders to have said it")  # type: ignore[misc]
+            has_it = [found["id"].startswith(log) for log in logs_of(front)]
+            assert has_it == [number == shard for number in range(SHARDS)]
+
+
+def logs_of(front: FrontEnd) -> list[str]:
+    return [it["log"] for it in front.ask("/v1/engine")["cluster"]["shards"]]
+
+
+def test_metrics_of_all_front_ends_are_told_by_each(pair: Site) -> None:
+    queues = fill(pair, "counted", 3)
+    for front in pair.fronts:
+        text = ask(front, "GET", "/metrics", all="true").body.decode()
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
+        assert len(samples) == sum(line[:1] != "#" for line in text.splitlines()), "no sample is there twice"
+        types = [line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(types) == len(set(types))
+        leaders = [it["leader"] for it in front.ask("/v1/engine")["cluster"]["shards"]]
+        for other, queue in zip(leaders, queues, strict=True):
+            name = f'penstock_queue_ready_messages{{front_end="{other}",queue="{queue}"}}'
+            assert float(samples[name]) == 3
+            assert samples[f'penstock_front_end_up{{front_end="{other}"}}'] == "1.0"
+        assert ask(front, "GET", "/metrics", all="perhaps").status == 400
+
+
+def test_the_audit_is_that_of_all_front_ends(pair: Site) -> None:
+    queues = fill(pair, "audited")
+    for number, queue in enumerate(queues):
+        assert ask(pair.fronts[number % 2], "POST", f"/v1/queues/{queue}/purge").status == 200
+    for front in pair.fronts:
+        answer = ask(front, "GET", "/v1/audit", last=10_000).json
+        assert "missing" not in answer
+        lines = answer["lines"]
+        assert [it["time"] for it in lines] == sorted(it["time"] for it in lines)
+        ended = {it["queue"] for it in lines if it["act"] == "purge" and it["result"] == "done"}
+        assert ended >= set(queues)
+        assert len({it["front_end"] for it in lines}) == 2
+        found: list[Any] = []
+        more: str | None = lines[0]["time"]
+        while more is not None:
+            page = ask(front, "GET", "/v1/audit", limit=3, **{"from": more}).json
+            found += page["lines"]
+            more = page["next"]
+        assert found[: len(lines)] == lines
+
+
 def test_an_address_is_read_as_everywhere(pair: Site) -> None:
     """However it is written: a queue is in the log of its name, and in no other."""
     for queue in queues_of_all("written"):
@@ -511,7 +573,11 @@ def test_what_is_left_out_of_a_list_is_named(pair: Site) -> None:
     pair.balanced()
     queues = fill(pair, "whole")
     here, there = pair.fronts
+    gone = there.ask("/v1/engine")["cluster"]["this"]
     there.kill()
+    text = ask(here, "GET", "/metrics", all="1").body.decode()
+    assert f'penstock_front_end_up{{front_end="{gone}"}} 0.0' in text
+    assert ask(here, "GET", "/v1/audit", last=1).json["missing"] == [gone]
 
     def are_led_here() -> bool:
         reply = ask(here, "GET", "/v1/offsets", queues=",".join(queues))

@@ -40,6 +40,7 @@ SCHEMAS: Final = {
             "count": schema.said(schema.COUNT, "Messages."),
             "times": schema.said(schema.COUNT, "So many more of the same, within ten seconds."),
             "call": schema.said(schema.COUNT, "The same for what was begun and how it ended."),
+            "front_end": schema.said(schema.STRING, "Of a cluster with several logs: whose line it is."),
         },
         "required": ["time", "act"],
     }

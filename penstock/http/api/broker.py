@@ -11,13 +11,13 @@ from starlette.responses import PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.control.frames import Fields
-from penstock.http import schema
+from penstock.http import kinds, schema
 from penstock.http.api.connections import ask_connections
 from penstock.http.api.readers import ask_readers
 from penstock.http.app import Call, answer_json
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
-from penstock.http.route import Route
+from penstock.http.route import Param, Route
 from penstock.http.watching import events
 from penstock.log.info import SYNC_BOUNDS_SECONDS
 from penstock.model.rights import Right
@@ -47,6 +47,11 @@ SCHEMAS: Final = {
                             "term": schema.COUNT,
                             "queues": schema.COUNT,
                             "bytes": schema.said(schema.COUNT, "Of the log."),
+                            "log": schema.said(
+                                schema.STRING,
+                                "Six hex digits, which the ids of all its messages begin with; empty: its "
+                                "leader has not said so yet.",
+                            ),
                             "behind_bytes": schema.said(
                                 schema.or_null(schema.COUNT),
                                 "What whoever stands by has yet to read; null: it has not said.",
@@ -217,12 +222,26 @@ async def get_readyz(call: Call) -> Response:
     return answer_json({"ready": True, **_warned(health["warnings"], health["cluster"])})
 
 
+def copies_of(cluster: Fields) -> list[Fields]:
+    """What a front-end leads, and stands by for, and how far the copies of that are."""
+    this = cluster["this"]
+    return [
+        {
+            "shard": it["shard"],
+            "role": "leader" if it["leader"] == this else "standby",
+            "behind_bytes": it["behind_bytes"],
+        }
+        for it in cluster["shards"]
+        if this in (it["leader"], it["standby"])
+    ]
+
+
 def _warned(warnings: list[str], cluster: Fields | None) -> Fields:
     """What everybody may know without a token: `/v1/engine` says the rest."""
     if cluster is None:
         return {"warnings": warnings} if warnings else {}
     warnings += [check["name"] for check in cluster["checks"] if check["level"] != "ok"]
-    return {"role": cluster["role"], "warnings": warnings}
+    return {"role": cluster["role"], "warnings": warnings, "copies": copies_of(cluster)}
 
 
 def _not_ready(reason: str) -> Problem:
@@ -311,8 +330,23 @@ ROUTES: Final = (
                     "What needs attention, and /v1/engine says more about: disk, where less is free than "
                     "disk-bytes-reserve, and checks of the NATS cluster.",
                 ),
+                "copies": schema.said(
+                    schema.list_of(
+                        schema.object_of(
+                            {
+                                "shard": schema.COUNT,
+                                "role": schema.words("leader", "standby"),
+                                "behind_bytes": schema.said(
+                                    schema.or_null(schema.COUNT),
+                                    "What whoever stands by has yet to read; null: it has not said.",
+                                ),
+                            }
+                        )
+                    ),
+                    "In a cluster: the logs that this front-end leads or stands by for.",
+                ),
             },
-            optional=("role", "warnings"),
+            optional=("role", "warnings", "copies"),
         ),
     ),
     Route(
@@ -321,6 +355,14 @@ ROUTES: Final = (
         Right.READ,
         "What the broker counts and measures, for Prometheus.",
         schema.STRING,
+        params=(
+            Param(
+                "all",
+                kinds.Flag(),
+                "of a cluster with several logs: of all front-ends, each sample with a label front_end",
+                default=False,
+            ),
+        ),
         answer_media=_TEXT,
     ),
     Route(

@@ -8,7 +8,8 @@ Each log that is led here has an application of its own, as a broker has that ha
     about all         is asked of all logs, wherever they are, and put together (`merging.py`)
     about readers     is asked of the logs that have their queues
     transactions      are of all logs that their queues are in (`transactions.py`)
-    about this one    the engine, metrics, audit: what this front-end leads and does
+    about this one    the engine, metrics: what this front-end leads and does
+    about each        the audit, and metrics if wanted: what each does, with its name
 
 Rules that always hold:
   * Who asks is known where the log is: a token goes with the request, and a visitor of a page by name, which
@@ -37,10 +38,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.control.frames import Fields
+from penstock.http.api.broker import copies_of
 from penstock.http.api.offsets import RANGES_MAX
 from penstock.http.app import REFUSALS, App, Door, Reading, json_text, moved, segments_of, whence
 from penstock.http.auth import USER, forbidden
 from penstock.http.connection import CONNECTION
+from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
 from penstock.http.sharding import merging, streams
 from penstock.http.sharding.logs import PATH as LOGS_PATH
@@ -80,7 +83,7 @@ LIST_SECONDS: Final = 2.0
 MOVED_SECONDS: Final = 1.0
 """How long who has led a log, and does not any more, may take to answer what it was asked before."""
 
-OWN: Final = frozenset({"/", "/healthz", "/openapi.json", "/v1/audit"})
+OWN: Final = frozenset({"/", "/healthz", "/openapi.json"})
 UNSHARDED: Final = frozenset({"/v1/folder"})
 """What a cluster with several logs does not have (yet)."""
 
@@ -198,8 +201,12 @@ class Gate:
         elif path == "/v1/search" and method == scope["method"]:
             await self._identify(scope)
             await streams.search(self._all(scope), scope, receive, send)
+        elif path == "/metrics" and not scope[THEIRS] and _wants_all(scope):
+            await self._metrics_of_all(scope, receive, send)
         elif path in ("/metrics", "/readyz", "/v1/engine"):
             await self._about_here(path, scope, receive, send)
+        elif path == "/v1/audit" and not scope[THEIRS] and method == "GET":
+            await self._audit(scope, receive, send)
         elif parts[:2] == ["v1", "connections"]:
             await self._connections(parts, scope, receive, send)
         elif parts[:2] == ["v1", "readers"]:
@@ -392,7 +399,9 @@ class Gate:
 
     async def _leading_nothing(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if path == "/readyz":
-            await _json({"ready": True, "role": "follower"})(scope, receive, send)
+            cluster = await self._cluster()
+            copies = copies_of(cluster) if cluster is not None else []
+            await _json({"ready": True, "role": "follower", "copies": copies})(scope, receive, send)
             return
         if path == "/v1/engine":  # What is said of the cluster is the same everywhere.
             leader = next((it for it in self._leaders if it not in ("", self._member)), None)
@@ -405,6 +414,76 @@ class Gate:
             raise forbidden(user, Right.READ, None)
         # Nothing is counted here: what is led elsewhere is told there, and once.
         await Response(b"", media_type="text/plain")(scope, receive, send)
+
+    # --- about each front-end --------------------------------------------------------------------
+
+    async def _cluster(self) -> Fields | None:
+        """What is known here of all front-ends; None: the first process does not say."""
+        try:
+            told = await self._base.link.call("cluster", seconds=LIST_SECONDS)
+        except CallRefused:
+            return None
+        cluster: Fields | None = told.fields["cluster"]
+        return cluster
+
+    async def _of_each(
+        self, here: Source, members: Iterable[str], scope: Scope, asked: Asked
+    ) -> tuple[dict[str, Answered], list[str], Answered | None]:
+        """What each front-end answers, who does not, and the first that says no."""
+        sources = {it: here if it == self._member else self._remote(it, scope) for it in sorted(members)}
+        answers = await asyncio.gather(*(it(asked) for it in sources.values()), return_exceptions=True)
+        found: dict[str, Answered] = {}
+        missing: list[str] = []
+        for name, answer in zip(sources, answers, strict=True):
+            if isinstance(answer, Problem) or (isinstance(answer, Answered) and answer.status == 503):
+                missing.append(name)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer.status >= 300:
+                return {}, [], answer
+            else:
+                found[name] = answer
+        return found, missing, None
+
+    async def _audit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cluster = await self._cluster()
+        members = {it["id"] for it in cluster["members"]} if cluster is not None else {self._member}
+        async with self._asked(scope, receive) as asked:
+            found, missing, refused = await self._of_each(_local(self._own, scope), members, scope, asked)
+        if refused is not None or not found:
+            await _as_it_is(refused or await _local(self._own, scope)(asked))(scope, receive, send)
+            return
+        lines = {name: json.loads(answer.body) for name, answer in found.items()}
+        fields = merging.audit(lines, dict(parse_qsl(scope["query_string"].decode("latin-1"))))
+        if missing:
+            fields["missing"] = missing
+        await _json(fields)(scope, receive, send)
+
+    async def _metrics_of_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Each sample with the name of its front-end. Who leads nothing has none."""
+
+        async def here(asked: Asked) -> Answered:
+            answers = [await _local(self._apps[it], scope)(asked) for it in sorted(self._apps)]
+            worst = max(answers, key=lambda it: it.status, default=Answered(503, [], b""))
+            if worst.status < 300:
+                worst = worst._replace(body=_metrics([it.body for it in answers]))
+            return worst
+
+        async with self._asked(scope, receive) as asked:
+            its = asked._replace(target=b"/metrics")
+            found, missing, refused = await self._of_each(here, {*self._leaders} - {""}, scope, its)
+        if refused is not None:
+            await _as_it_is(refused)(scope, receive, send)
+            return
+        if not found:
+            raise _nobody()
+        up = [b"# HELP penstock_front_end_up Whether a front-end that leads something has answered.\n"]
+        up.append(b"# TYPE penstock_front_end_up gauge\n")
+        for name in sorted([*found, *missing]):
+            up.append(merging.labelled(b"penstock_front_end_up %d.0" % (name in found), name) + b"\n")
+        texts = [merging.labelled(answer.body, name) for name, answer in found.items()]
+        body = b"".join(up) + _metrics(texts)
+        await _as_it_is(next(iter(found.values()))._replace(body=body))(scope, receive, send)
 
     # --- connections: numbered by their brokers, which are those of shards -------------------------
 
@@ -543,6 +622,11 @@ def _nobody() -> Problem:
         "no front-end that leads anything can be reached; try again in a second",
         headers={"Retry-After": "1"},
     )
+
+
+def _wants_all(scope: Scope) -> bool:
+    said = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("all")
+    return said in ("true", "1") and scope["method"] in ("GET", "HEAD")
 
 
 def _fields(asked: Asked) -> Fields:

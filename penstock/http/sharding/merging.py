@@ -48,6 +48,36 @@ def by_time(name: str) -> Merge:
     return merge
 
 
+def audit(answers: Mapping[str, Fields], query: Query) -> Fields:
+    """By front-end: lines by time. Where one has more behind what it tells, nothing later is told of any."""
+    lines = [{**line, "front_end": name} for name, it in answers.items() for line in it["lines"]]
+    lines.sort(key=lambda line: str(line["time"]))
+    if "last" in query:
+        return {"lines": lines[-int(query["last"]) :], "next": None}
+    more = min((it["next"] for it in answers.values() if it["next"] is not None), default=None)
+    lines = [line for line in lines if more is None or line["time"] < more]
+    limit = int(query.get("limit", LIMIT))
+    if len(lines) > limit:  # Those of one moment stay together.
+        last = lines[limit - 1]["time"]
+        more = next((line["time"] for line in lines[limit:] if line["time"] != last), more)
+        lines = [line for line in lines if more is None or line["time"] < more]
+    return {"lines": lines, "next": more}
+
+
+def labelled(text: bytes, name: str) -> bytes:
+    """Metrics of a front-end, each sample with its name."""
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+    label = f'front_end="{quoted}"'
+    lines = []
+    for line in text.decode().splitlines():
+        if line and not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            base, brace, labels = sample.partition("{")
+            line = f"{base}{{{label},{labels} {value}" if brace else f"{base}{{{label}}} {value}"
+        lines.append(line)
+    return "\n".join(lines).encode()
+
+
 def readers(answers: Sequence[Fields], query: Query) -> Fields:
     found: dict[str, Fields] = {}
     for reader in (row for it in answers for row in it["readers"]):
