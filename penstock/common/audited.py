@@ -9,10 +9,11 @@ Line = dict[str, Any]  # values of JSON
 def joined(lines: Iterable[Line]) -> list[Line]:
     """Lines, oldest first, each call once: at the time when it began, and as it ended if that is told."""
     found: list[Line] = []
-    begun: dict[int, int] = {}  # Numbers of calls begin anew with every start: the newest counts.
+    # Numbers of calls begin anew with every start, of each front-end: the newest counts.
+    begun: dict[tuple[Any, Any], int] = {}
     for line in lines:
-        call = line.get("call")
-        if call is not None and line.get("result") == "begun":
+        call = line.get("front_end"), line.get("call")
+        if call[1] is not None and line.get("result") == "begun":
             begun[call] = len(found)
         elif call in begun:
             at = begun.pop(call)

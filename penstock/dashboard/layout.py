@@ -78,7 +78,7 @@ def _banner(view: View) -> ui.element:
     def tick(tick: Tick) -> None:
         nonlocal shown
         said = [] if tick.health.ready else [f"The broker is not ready: {tick.health.reason}."]
-        text = " ".join([*said, *_left_out(tick.attention.missing)])
+        text = " ".join([*said, *left_out(tick.attention.missing)])
         if text != shown:
             shown = text
             banner.set_text(text)
@@ -88,11 +88,11 @@ def _banner(view: View) -> ui.element:
     return banner
 
 
-def _left_out(missing: Sequence[str]) -> Iterator[str]:
+def left_out(missing: Sequence[str]) -> Iterator[str]:
     """Where a list is not whole, and a queue that is not there may be there all the same."""
     if missing:
         who = ", ".join(f"front-end {it}" if not it.startswith("shard ") else it for it in missing)
-        yield f"Not everything is shown: no answer from {who}."
+        yield f"What is shown may be incomplete or old: no answer from {who}."
 
 
 def _attention(view: View) -> ui.element:

@@ -17,12 +17,13 @@ from penstock.http.problems import problem_of
 
 GATHER_SECONDS: Final = 1.0
 KINDS_MAX: Final = 1000
+NUMBERS: Final = count(1)
+"""Of acts: of all logs that this process answers for, whose lines are in one file."""
 
 
 class Auditing:
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._numbers = count(1)
         self._refusals: dict[tuple[tuple[str, str], ...], int] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self.done: Callable[[Fields], Awaitable[None]] | None = None
@@ -32,7 +33,7 @@ class Auditing:
     async def act(self, fields: Fields) -> AsyncIterator[Fields]:
         """Something that changes something: it is told before it begins, and how it has ended. What is put
         into the fields that this gives is told with the end."""
-        line = {**fields, "call": next(self._numbers)}
+        line = {**fields, "call": next(NUMBERS)}
         await self._link.call("audit", {"line": {**line, "result": "begun"}})
         told: Fields = {}
         try:

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.dashboard import feed as feed_module
 from penstock.dashboard.caller import ApiError, Caller, queue_path
 from penstock.dashboard.feed import Feed, Tick
+from penstock.dashboard.layout import left_out
 from penstock.http.auth import USER
 from penstock.http.problems import Problem
 from penstock.model.rights import EVERYBODY, Grant, Right, User
@@ -41,6 +42,7 @@ class LittleApi:
         self.asked: list[tuple[str, User]] = []
         self.streams = 0
         self.ready = True
+        self.missing: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -54,7 +56,11 @@ class LittleApi:
             name = next((it for it in sorted(self.rows) if it > after), None)
             rest = [it for it in sorted(self.rows) if name is not None and it > name]
             queues = [self.rows[name]] if name is not None else []
-            return JSONResponse({"queues": queues, "next": name if rest else None})
+            more = {"missing": self.missing} if self.missing else {}
+            return JSONResponse({"queues": queues, "next": name if rest else None, **more})
+        if path == "/v1/health":
+            more = {"missing": self.missing} if self.missing else {}
+            return JSONResponse({"attention": [], "bad": 0, "warn": 0, **more})
         if path == "/v1/events":
             return StreamingResponse(self._events(), media_type="text/event-stream")
         if path == "/readyz":
@@ -98,6 +104,7 @@ def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[LittleApi, Feed], Await
     """A test with a feed that ticks fast."""
     monkeypatch.setattr(feed_module, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(feed_module, "HEALTH_SECONDS", 0.02)
+    monkeypatch.setattr(feed_module, "ATTENTION_SECONDS", 0.02)
     monkeypatch.setattr(feed_module, "LINGER_SECONDS", 0.1)
 
     async def play() -> None:
@@ -134,6 +141,35 @@ def test_queues_that_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: not feed.rows or list(feed.rows) == ["b"])
 
     run(monkeypatch, test)
+
+
+def test_what_a_log_that_does_not_answer_has_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is not told is not deleted; and pages hear who is missing, until nobody is."""
+
+    async def test(api: LittleApi, feed: Feed) -> None:
+        listener = Listener()
+        feed.listen(listener)
+        await until(lambda: feed.complete and api.streams == 1)
+        b = api.rows.pop("b")
+        api.missing = ["front-2", "shard 3"]
+        api.rows["c"] = row("c")
+        api.told.put_nowait(None)
+        await until(lambda: listener.ticks[-1].attention.missing == ["front-2", "shard 3"])
+        await until(lambda: "c" in feed.rows and api.streams == 1)
+        assert set(feed.rows) == {"a", "b", "c"}
+        api.missing, api.rows["b"] = [], b
+        await until(lambda: not listener.ticks[-1].attention.missing)
+        del api.rows["b"]
+        api.told.put_nowait(None)
+        await until(lambda: set(feed.rows) == {"a", "c"})
+
+    run(monkeypatch, test)
+
+
+def test_who_does_not_answer_is_named() -> None:
+    assert [*left_out(())] == []
+    said = "What is shown may be incomplete or old: no answer from front-end b, shard 3."
+    assert [*left_out(("b", "shard 3"))] == [said]
 
 
 def test_all_queues_and_then_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
