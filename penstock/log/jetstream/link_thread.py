@@ -16,6 +16,7 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from penstock.log.jetstream.api import JetStream
@@ -25,6 +26,7 @@ from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.servers import Server, Servers
 
 _T = TypeVar("_T")
+_G = TypeVar("_G")
 
 
 class LinkClosed(JetStreamTrouble):
@@ -66,7 +68,16 @@ class LinkThread:
 
     def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
         """What it comes to. From any thread but the link's own."""
-        return self.wait(self.start(work))
+        ended: SimpleQueue[asyncio.Task[_T]] = SimpleQueue()  # a future takes more, and each record asks
+
+        def begin() -> None:
+            self._loop.create_task(work).add_done_callback(ended.put)
+
+        self._give(work, lambda: self._loop.call_soon_threadsafe(begin))
+        try:
+            return ended.get().result()
+        except asyncio.CancelledError:
+            raise LinkClosed("the link to NATS is closed") from None
 
     def wait(self, future: "concurrent.futures.Future[_T]") -> _T:
         """What was started comes to."""
@@ -77,9 +88,12 @@ class LinkThread:
 
     def start(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
         """The same without waiting."""
+        return self._give(work, lambda: asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _give(self, work: Coroutine[Any, Any, object], give: Callable[[], _G]) -> _G:
         with self._gate:
             if not self._closed:
-                return asyncio.run_coroutine_threadsafe(work, self._loop)
+                return give()
         work.close()
         raise LinkClosed("the link to NATS is closed")
 
