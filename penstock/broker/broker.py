@@ -362,4 +362,5 @@ class Broker:
         self._log.tick(now_us)
         self.publishing.retry(now_us)
         self.hand_out.feed_starved()
-        self._wants_turn()
+        if self.ports.attached:  # Else nobody waits for what has become of something; the log is flushed.
+            self._wants_turn()

@@ -310,7 +310,8 @@ class RemoteBroker:
 
     def tick(self, now_us: int, step_us: int = 0) -> None:
         self._sending.tick()
-        self._wants_turn()  # What the leader has said since may be what a stop waits for.
+        if not self._sending.is_empty:
+            self._wants_turn()
 
     def drain(self) -> None:
         """From now on nothing is handed out; what is out may be settled."""

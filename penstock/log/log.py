@@ -1207,7 +1207,7 @@ class Log:
         """The queues that `describe` may show otherwise than when this was last asked."""
         return self._state.take_changed()
 
-    def info(self) -> LogInfo:
+    def info(self, *, with_cluster: bool = True) -> LogInfo:
         segments = self._state.segments.all
         total_bytes = self._disk.total_bytes()
         oldest = self._state.stages.oldest()
@@ -1229,7 +1229,7 @@ class Log:
             sync=self._committer.syncs,
             readers=len({name for name, _ in self._state.readers}),
             stages=StagesInfo(self.stages_count, self.stages_bytes, oldest[1] if oldest is not None else 0),
-            cluster=self.cluster() if self.cluster is not None else None,
+            cluster=self.cluster() if with_cluster and self.cluster is not None else None,
         )
 
     def is_paused(self, queue: str) -> bool:

@@ -455,7 +455,7 @@ class Server:
             self._check_drained()  # Whatever ended last, and outside of a turn.
         self.ticks += 1
         bodies_bytes = self.second.bodies_bytes if self.second is not None else 0
-        if self.memory.is_tight or bodies_bytes != self.memory.bodies_bytes:
+        if self.memory.is_tight or self._throttled or bodies_bytes != self.memory.bodies_bytes:
             self.want_turn()  # Bodies over HTTP come and go without one.
         step_us = self.clock.look()
         now_us = self.now_us()
@@ -511,7 +511,7 @@ class Server:
         """A line before it is full, when it is, and when it is not any more: most senders get no word."""
         if not self.served:
             return
-        infos, before = [it.log.info() for it in self.served], self._disk_state
+        infos, before = [it.log.info(with_cluster=False) for it in self.served], self._disk_state
         info = min(infos, key=lambda it: it.disk_bytes_free)
         data = info.disk_room_in
         reserve = info.disk_bytes_reserve

@@ -188,6 +188,39 @@ def test_a_window_is_filled_and_refilled(house: House) -> None:
     assert worker.payloads() == [b"a", b"b", b"c", b"d"]
 
 
+def test_a_tick_wants_a_turn_where_somebody_is_there(house: House) -> None:
+    wanted: list[None] = []
+    house.broker = Broker(house.log, lambda: wanted.append(None))
+    house.tick(0.05)
+    assert not wanted
+    port = house.port("w")
+    wanted.clear()
+    house.tick(0.05)
+    assert wanted
+    house.broker.detach(port, house.now)
+    house.turn()
+    wanted.clear()
+    house.tick(0.05)
+    assert not wanted
+
+
+def test_what_expires_where_nobody_is_there_is_stored_by_the_tick(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    sender = house.port("s")
+    sender.say(Publish("q", Batch.of([b"a"], ttl_seconds=[1])))
+    house.turn()
+    house.broker.detach(sender, house.now)
+    house.turn()
+    house.now += 2 * SECOND
+    house.broker.tick(house.now)
+    house.log.wait()
+    assert house.log.describe("q").ready == 0
+    house.log.close(house.now)
+    again = House(tmp_path)
+    assert again.log.describe("q").ready == 0
+    again.log.close(again.now)
+
+
 def test_what_it_does_not_hold_settles_nothing(house: House) -> None:
     sender, worker, other = house.port("s"), house.port("w"), house.port("o")
     worker.say(Consume("q", 1))

@@ -335,6 +335,29 @@ def test_a_settlement_waits_for_what_was_sent_before_it_and_not_for_what_is_sent
     asyncio.run(run())
 
 
+def test_a_shard_that_is_led_elsewhere_wants_turns_while_something_waits() -> None:
+    async def run() -> None:
+        houses = Houses()
+        wanted: list[None] = []
+        remote = RemoteBroker("a", lambda: wanted.append(None), connection_buffer_bytes=1 << 20, shard=1)
+        houses.broker.homes[1] = remote
+        remote.tick(houses.now)
+        assert not wanted
+        link: Any = Said()
+        remote._link_up(link)
+        houses.port("w").say(send(B, b"result"))
+        remote.turn(houses.now)
+        wanted.clear()
+        remote.tick(houses.now)
+        assert wanted
+        remote._sending.stored(MAIN, 0)
+        wanted.clear()
+        remote.tick(houses.now)
+        assert not wanted
+
+    asyncio.run(run())
+
+
 # --- beside one broker -------------------------------------------------------------------------------
 
 
