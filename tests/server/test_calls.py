@@ -889,6 +889,14 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
     assert 0 < sync["last_seconds"] <= sync["seconds_sum"]
 
 
+def test_who_asks_briefly_is_told_of_nodes_and_checks_alone(caller: Caller) -> None:
+    caller.log.cluster = lambda: {"nodes": [1], "checks": [2], "shards": [3], "members": [4]}
+    assert caller.ask("engine", {"brief": True})["cluster"] == {"nodes": [1], "checks": [2]}
+    assert caller.ask("engine")["cluster"] == caller.log.cluster()
+    assert caller.ask("health", {"brief": True})["cluster"] is None
+    assert caller.ask("health")["cluster"] == caller.log.cluster()
+
+
 def test_health(caller: Caller) -> None:
     assert caller.ask("health") == {"ready": True, "reason": "", "cluster": None, "warnings": []}
     caller.broker.suspend(True)

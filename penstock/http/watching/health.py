@@ -174,8 +174,14 @@ class Health:
     # --- what has to be asked for ----------------------------------------------------------------
 
     async def _ask(self, at: float) -> None:
-        engine, _ = await self._link.call("engine")
-        health, _ = await self._link.call("health")
+        held = [name for name, it in self._queues.items() if it.phases and it.track.row["held"]]
+        held.sort(key=lambda name: not any(phase.active for phase in self._queues[name].phases.values()))
+        # At once: of each of several logs, three questions one by one would wake both processes three times.
+        (engine, _), (health, _), (told, _) = await asyncio.gather(
+            self._link.call("engine", {"brief": True}),
+            self._link.call("health", {"brief": True}),
+            self._link.call("attention", {"queues": held[:ASKED_ABOUT_MAX]}),
+        )
         self._engine = engine
         thing = self._broker
         failing = self._archiving.error if self._archiving is not None else ""
@@ -185,9 +191,6 @@ class Health:
         if engine["readers"] or self._readers:
             readers, _ = await self._link.call("readers")
             self._look_at_readers(readers["readers"], at)
-        held = [name for name, it in self._queues.items() if it.phases and it.track.row["held"]]
-        held.sort(key=lambda name: not any(phase.active for phase in self._queues[name].phases.values()))
-        told, _ = await self._link.call("attention", {"queues": held[:ASKED_ABOUT_MAX]})
         self._hear(told, at)
 
     def _not_answering(self, reason: str, at: float) -> None:

@@ -1,7 +1,7 @@
 """The broker itself: how it is, what needs attention, its audit, and rot that was found in its log."""
 
 import time
-from dataclasses import asdict
+from dataclasses import fields as fields_of
 from itertools import islice
 
 from penstock import __version__
@@ -14,11 +14,15 @@ from penstock.server.calls.context import ROWS_MAX, Answer, Context
 
 
 def engine(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """`brief`: of a cluster its nodes and checks alone. The rest is most of an answer, and who looks after
+    health asks for one of each log, every two seconds."""
     info = context.log.info()
+    if fields.get("brief") and info.cluster is not None:
+        info.cluster = {name: info.cluster[name] for name in ("nodes", "checks")}
     sync, stages = info.sync, info.stages
     answer(
         {
-            **{name: value for name, value in asdict(info).items() if name != "sync"},
+            **{it.name: getattr(info, it.name) for it in fields_of(info)},
             "failed": info.failed or None,
             "stages": {
                 "count": stages.count,
@@ -62,7 +66,7 @@ def rot(context: Context, fields: Fields, body: memoryview, answer: Answer) -> N
 
 def health(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     reason = context.operator.unready
-    info = context.log.info()
+    info = context.log.info(with_cluster=not fields.get("brief"))
     warnings = ["disk"] if info.disk_bytes_free < info.disk_bytes_reserve else []
     answer({"ready": not reason, "reason": reason, "cluster": info.cluster, "warnings": warnings})
 
