@@ -477,6 +477,7 @@ class Shard:
         self._lost_log = led
         while led.log.failed is None and led.log.is_writing:
             await asyncio.sleep(WRITTEN_SECONDS)
+            led.log.poll()  # What nobody waits for ends without a word.
         await self._front.let_go()
         self.led, self._lost = None, None
         self._front.moved()
