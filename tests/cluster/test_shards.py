@@ -21,7 +21,6 @@ from penstock.model.shards import shard_of
 from penstock.server.settings_read import add_arguments, load
 from tests.cluster.load import LOOK_SECONDS, Load, read_log
 from tests.cluster.processes import FrontEnd, Site, site
-from tests.http.api import Api
 from tests.server.doors import PhpmqDoor
 from tests.server.harness import WAIT_SECONDS, number_of, numbered, until
 
@@ -74,21 +73,6 @@ def test_lists_have_the_queues_of_all_front_ends(pair: Site) -> None:
         assert page["next"] == sorted(queues)[2]
         for queue in queues:
             assert front.ask(f"/v1/queues/{queue}")["ready"] == 1
-
-
-def test_nothing_goes_into_a_queue_of_another_shard_in_one_step(pair: Site) -> None:
-    """It would be in a log where nobody looks for that queue."""
-    here, there = queues_of_all("apart")[:2]
-    front = pair.fronts[0]
-    with connect(front.url("phpmq")) as sender:
-        sender.send(here, b"x")
-    for step in ("copy", "move"):
-        with Api(front.ports["http"]) as api:
-            reply = api.ask("POST", f"/v1/queues/{here}/{step}", {"to": there, "offsets": [0]})
-        assert reply.status == 409, reply
-        assert f"queue '{there}' is in log 1 of this cluster" in reply.json["detail"]
-    assert front.ask(f"/v1/queues/{here}")["ready"] == 1
-    assert [row["name"] for row in front.ask("/v1/queues?match=apart.*")["queues"]] == [here]
 
 
 def test_each_leader_has_a_copy_of_what_it_leads(pair: Site) -> None:
