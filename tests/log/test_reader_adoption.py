@@ -43,6 +43,7 @@ from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segment import segment_name
+from penstock.log.state import FORMAT_LAST
 from penstock.model.headers import encode_headers
 from penstock.model.ids import id_of, origin_of
 from penstock.model.life import Reason
@@ -456,6 +457,6 @@ def test_a_format_that_is_not_known_is_not_read(tmp_path: Path) -> None:
     pen.control({"op": "format", "format": 2, "queue": STAGES})
     with pen.done() as reader:
         assert list(reader.queues()) == ["orders"]
-    pen.control({"op": "format", "format": 5})
-    with pytest.raises(LogRefused, match=r"\.seg: the log has format 5: .* newer version"):
+    pen.control({"op": "format", "format": FORMAT_LAST + 1})
+    with pytest.raises(LogRefused, match=rf"\.seg: the log has format {FORMAT_LAST + 1}: .* newer version"):
         pen.done()
