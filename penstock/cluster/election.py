@@ -28,7 +28,7 @@ SOON_SECONDS: Final = 0.05
 HURRY_SECONDS: Final = 2.5
 """So long it is looked often where somebody has just gone: what that one led is free soon."""
 
-ASK_SECONDS: Final = 0.8
+ASK_SECONDS: Final = 0.75
 """Of one question: an answer that is lost leaves time for another question before we are unsure."""
 
 MEMBER_SECONDS: Final = 1.5

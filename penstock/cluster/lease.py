@@ -77,8 +77,8 @@ from penstock.cluster.records import (
 
 RENEW_SECONDS: Final = 0.5
 LEASE_SECONDS: Final = 3.0
-SUSPECT_SECONDS: Final = 2.0
-UNSURE_SECONDS: Final = 1.6
+SUSPECT_SECONDS: Final = 1.8
+UNSURE_SECONDS: Final = 1.5
 COLD_SECONDS: Final = 30.0
 """Whoever has the log and has not taken a free lease in this time is not going to."""
 

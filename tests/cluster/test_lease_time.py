@@ -79,7 +79,7 @@ def _too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _suspects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SUSPECT_SECONDS", 1.4)
+    monkeypatch.setattr(lease, "SUSPECT_SECONDS", 1.3)
 
 
 def _sure_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
