@@ -1,36 +1,31 @@
 """RangeMap against a plain dict of offsets."""
 
 import tracemalloc
-from array import array
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model import ranges
-from penstock.model.ranges import Packed, RangeMap
+from penstock.model.life import Reason
+from penstock.model.pending import Place, _Order, _Places
+from penstock.model.ranges import RangeMap
+
+VALUES: dict[type[RangeMap[Any]], dict[str, Any]] = {
+    RangeMap: {it: it for it in "xyz"},
+    _Order: {it: (ord(it), 1) for it in "xyz"},
+    _Places: {
+        "x": Place(7, 1),
+        "y": Place(0, 1, Reason.EXPIRED, 9),
+        "z": Place(0, 2, Reason.OPERATOR),
+    },
+}
+"""By kind, the last two of which keep them as columns of numbers: what stands for letters there."""
 
 
-class Letters(Packed[str]):
-    """Each as its number."""
-
-    def _value(self, at: int) -> str:
-        return chr(self._columns[0][at])
-
-    def __setitem__(self, at: int, value: str) -> None:
-        self._columns[0][at] = ord(value)
-
-    def insert(self, at: int, value: str) -> None:
-        self._columns[0].insert(at, ord(value))
-
-
-class PackedMap(RangeMap[str]):
-    def _values(self, value: str) -> Packed[str]:
-        return Letters([array("i", [ord(value)])])
-
-
-def runs(model: dict[int, str]) -> list[tuple[int, int, str]]:
+def runs(model: dict[int, Any]) -> list[tuple[int, int, Any]]:
     """The canonical ranges of a plain dict."""
     found = []
     for _, group in groupby(enumerate(sorted(model)), lambda pair: (pair[1] - pair[0], model[pair[1]])):
@@ -57,17 +52,17 @@ steps = st.lists(
 )
 
 
-@pytest.mark.parametrize("kind", [RangeMap, PackedMap])
+@pytest.mark.parametrize("kind", VALUES)
 @settings(max_examples=200, deadline=None)
 @given(steps)
 def test_behaves_like_a_dict_of_offsets(
-    kind: type[RangeMap[str]], script: list[tuple[str, int, int, str]]
+    kind: type[RangeMap[Any]], script: list[tuple[str, int, int, str]]
 ) -> None:
     subject = kind()
-    model: dict[int, str] = {}
-    others: list[tuple[RangeMap[str], list[tuple[int, int, str]]]] = []  # copies, and what must be in them
-    for verb, start, length, value in script:
-        end = start + length
+    model: dict[int, Any] = {}
+    others: list[tuple[RangeMap[Any], list[tuple[int, int, Any]]]] = []  # copies, and what must be in them
+    for verb, start, length, letter in script:
+        end, value = start + length, VALUES[kind][letter]
         inside = {o: v for o, v in model.items() if start <= o < end}
         if verb == "add":
             if inside:
@@ -89,9 +84,10 @@ def test_behaves_like_a_dict_of_offsets(
             others.append((other, runs(model)))
         elif verb == "put":  # "z" is in no script: it stands once at most
             first, stop, _ = next((run for run in runs(model) if run[1] > start), (0, 0, ""))
-            if first < stop and "z" not in model.values():
-                subject.put(first, "z")
-                model.update(dict.fromkeys(range(first, stop), "z"))
+            last = VALUES[kind]["z"]
+            if first < stop and last not in model.values():
+                subject.put(first, last)
+                model.update(dict.fromkeys(range(first, stop), last))
         elif verb == "cut":
             assert expand(subject.cut(start, end)) == inside
             for offset in inside:
@@ -119,7 +115,7 @@ def test_behaves_like_a_dict_of_offsets(
         ]
 
 
-def expand(pieces: list[tuple[int, int, str]]) -> dict[int, str]:
+def expand(pieces: list[tuple[int, int, Any]]) -> dict[int, Any]:
     return {offset: value for start, end, value in pieces for offset in range(start, end)}
 
 
