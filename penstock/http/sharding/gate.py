@@ -367,7 +367,10 @@ class Gate:
             return
         if not found:
             raise _nobody()
-        fields = merge(found, dict(parse_qsl(scope["query_string"].decode("latin-1"))))
+        told: list[Fields] = [json.loads(it.body) for it in found.values()]
+        for it in told:
+            missing += it.pop("missing", [])
+        fields = merge(told, dict(parse_qsl(scope["query_string"].decode("latin-1"))))
         if missing:
             fields["missing"] = missing
         await _json(fields)(scope, receive, send)
@@ -431,19 +434,7 @@ class Gate:
     ) -> tuple[dict[str, Answered], list[str], Answered | None]:
         """What each front-end answers, who does not, and the first that says no."""
         sources = {it: here if it == self._member else self._remote(it, scope) for it in sorted(members)}
-        answers = await asyncio.gather(*(it(asked) for it in sources.values()), return_exceptions=True)
-        found: dict[str, Answered] = {}
-        missing: list[str] = []
-        for name, answer in zip(sources, answers, strict=True):
-            if isinstance(answer, Problem) or (isinstance(answer, Answered) and answer.status == 503):
-                missing.append(name)
-            elif isinstance(answer, BaseException):
-                raise answer
-            elif answer.status >= 300:
-                return {}, [], answer
-            else:
-                found[name] = answer
-        return found, missing, None
+        return await _ask_all(sources, asked)
 
     async def _audit(self, scope: Scope, receive: Receive, send: Send) -> None:
         cluster = await self._cluster()
@@ -688,21 +679,20 @@ async def _not_led(_: Asked) -> Answered:
 
 async def _ask_all(
     sources: dict[str, Source], asked: Asked
-) -> tuple[list[Fields], list[str], Answered | None]:
+) -> tuple[dict[str, Answered], list[str], Answered | None]:
     """What they say, who does not answer, and the first who says no."""
     answers = await asyncio.gather(*(it(asked) for it in sources.values()), return_exceptions=True)
-    found, missing = [], []
+    found: dict[str, Answered] = {}
+    missing: list[str] = []
     for name, answer in zip(sources, answers, strict=True):
         if isinstance(answer, Problem) or (isinstance(answer, Answered) and answer.status == 503):
             missing.append(name)
         elif isinstance(answer, BaseException):
             raise answer
         elif answer.status >= 300:
-            return [], [], answer
+            return {}, [], answer
         else:
-            fields = json.loads(answer.body)
-            missing += fields.pop("missing", [])
-            found.append(fields)
+            found[name] = answer
     return found, missing, None
 
 
